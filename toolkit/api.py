@@ -193,27 +193,35 @@ def plan(
     memory: float | None = None,
     gpus: int | None = None,
     nodes: int | None = None,
-    headroom: float = 0.05,
+    headroom: float | None = None,
     every: bool = False,
     scale: bool = False,
     calibrate: bool = False,
     loop: str = "toolkit",
+    loop_set: Sequence[str] = (),
     fit: Sequence[str] = (),
     explain: bool = False,
     price: Sequence[str] = (),
     images: int | None = None,
     image_size: str | None = None,
     disk: float | None = None,
+    lora: int | None = None,
+    qlora: int | None = None,
+    tokens: int | None = None,
+    epochs: int | None = None,
 ) -> Planned:
     """Predict peak memory and time of every strategy, and choose the fastest that fits.
 
-    ``recipe`` may also be a model's config.json or folder. ``gpu``: a name of the device table, for example h100, or
-    ``memory``: GiB per device. ``gpus``, ``nodes``: override the recipe's. ``headroom``: fraction of the memory to keep
-    free. ``every``: keep candidates that cannot win. ``scale``: predict 1 to 1,024 devices. ``calibrate``: measure the
-    rates of this machine. ``loop``: whose training loop, of those of ``--loop``. ``fit``: inverse questions, of length,
-    micro, model, gpus and gpu. ``explain``: where the bytes are. ``price``: of an hour of a device, «2.5» or
-    «h100=2.5». ``images``, ``image_size``: images per row, and their width and height in pixels, «1024x768», for models
-    that see. ``disk``: GB/s of a node's disk, for the seconds of loading, saving and resuming.
+    ``recipe`` may also be a model's config.json, folder or hub id. ``gpu``: a name of the device table, for example
+    h100, or ``memory``: GiB per device. ``gpus``, ``nodes``: override the recipe's. ``headroom``: fraction of the
+    memory to keep free. ``every``: keep candidates that cannot win. ``scale``: predict 1 to 1,024 devices.
+    ``calibrate``: measure the rates of this machine. ``loop``: whose training loop, of those of ``--loop``.
+    ``loop_set``: its habits, «held_outputs=true». ``fit``: inverse questions, of length, micro, model, gpus and
+    gpu. ``explain``: where the bytes are. ``price``: of an hour of a device, «2.5», «h100=2.5» or a YAML file of
+    them. ``images``, ``image_size``: images per row, and their width and height in pixels, «1024x768», for models
+    that see. ``disk``: GB/s of a node's disk, for the seconds of loading, saving and resuming. ``lora``, ``qlora``:
+    the rank of an adapter, for a model without a recipe. ``tokens``: of the training data, which the run reads
+    ``epochs`` times.
 
     Raises InputError if the input cannot be used, RunFailed if calibration fails.
     """
@@ -233,12 +241,17 @@ def plan(
             scale=scale,
             calibrate=calibrate,
             loop=loop,
+            loop_set=tuple(loop_set),
             fit=tuple(fit),
             explain=explain,
             price=tuple(price),
             images=images,
             image_size=image_size,
             disk=disk,
+            lora=lora,
+            qlora=qlora,
+            tokens=tokens,
+            epochs=epochs,
         )
     )
 

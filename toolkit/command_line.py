@@ -28,6 +28,19 @@ def memory_option(text: str) -> float:
     return value
 
 
+_COUNT = re.compile(r"(\d+(?:\.\d+)?) *([kmbgt]?)", re.IGNORECASE)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+
+
+def tokens_option(text: str) -> int:
+    """What ``--tokens`` says: a number, or one with k, M, B or T behind it. Raises InputError for anything else."""
+    match = _COUNT.fullmatch(text.strip().replace(",", "").replace("_", ""))
+    value = round(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
+    if value < 1:
+        raise InputError(f"--tokens {text}: expected the tokens of the training data, for example 10M")
+    return value
+
+
 def name_overrides(message: str, arguments: Sequence[str]) -> str:
     """The message of an error, a line for each problem, with «command line: KEY=VALUE» in place of the recipe's file
     where the problem is with a key that ``arguments``, those of the command, set.

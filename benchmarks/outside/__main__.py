@@ -9,11 +9,12 @@ import json
 import statistics
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.outside import times
 from benchmarks.outside.accounts import accounts
-from benchmarks.outside.allocator import IN_PLAN, expected, fit, fitted_half, interval
+from benchmarks.outside.allocator import IN_PLAN, fit, fitted_half, interval, shown, swapped
 from benchmarks.outside.rows import GIB, Row, held_against
 
 
@@ -33,15 +34,15 @@ def _of_source(rows: list[Row]) -> list[str]:
     lines = [_summary(measured), "", "| row | configuration | measured GiB | predicted GiB | error |"]
     lines += ["| --- | --- | --- | --- | --- |"]
     lines += [f"| {r.id} | {r.what} | {r.measured:.2f} | {r.predicted / GIB:.2f} | {r.error:+.2%} |" for r in measured]
-    return [*lines, *_process(measured), *_out_of_memory(measured, [row for row in rows if not row.measured])]
+    return [*lines, *_out_of_memory(measured, [row for row in rows if not row.measured])]
 
 
 def _reserved(measured: list[Row]) -> list[str]:
-    """Reserved bytes, of a source that nothing was fitted to, and the interval of the plan without the context."""
+    """Reserved bytes, and the interval of the plan without context and NCCL."""
     ends = {row.id: interval(row) for row in measured}
     inside = sum(ends[row.id][0] <= row.measured <= ends[row.id][1] for row in measured)
     lines = [
-        f"Reserved bytes: nothing is fitted to these {len(measured)}; {inside} are inside the interval of the plan.",
+        f"Reserved bytes of {len(measured)} rows; {inside} are inside the interval of the plan.",
         "",
         "| row | configuration | reserved GiB | predicted: allocated GiB | predicted: reserved GiB | inside |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -63,33 +64,47 @@ def _summary(measured: list[Row]) -> str:
     )
 
 
-def _process(measured: list[Row]) -> list[str]:
-    rows = [row for row in measured if row.process and row.parts is not None]
-    if sum(map(fitted_half, rows)) < 20:
+def process(rows: Sequence[Row]) -> list[str]:
+    """What nvidia-smi shows, and reserved bytes: fitted to one half of all rows that have them and held against the
+    other, and the halves swapped."""
+    rows = [row for row in rows if not row.left_out and row.exact and row.parts is not None and shown(row)]
+    if min(sum(fitted_half(row) == side for row in rows) for side in (True, False)) < 20:
         return []
-    other = [row for row in rows if not fitted_half(row)]
-    ends = [(row, *interval(row)) for row in other]
-    inside = sum(low <= row.process <= high for row, low, high in ends)
-    errors = [abs(expected(IN_PLAN, row) / row.process / GIB - 1) for row in other]
-    lines = ["", "Process (nvidia-smi), with the allocator's cache:", "",
-             "| numbers | fixed GiB | of what is transient | of the loss | measured by predicted |",
-             "| --- | --- | --- | --- | --- |"]  # fmt: skip
-    for name, one in ((f"fitted to {len(rows) - len(other)} rows", fit(rows)), ("in the plan", IN_PLAN)):
-        numbers = f"{one.fixed / GIB:.2f} | {one.transient:.3f} | {one.loss:.3f} | {one.low:.3f} to {one.high:.3f}"
-        lines.append(f"| {name} | {numbers} |")
+    lines = ["## What nvidia-smi shows, with the allocator's cache", "",
+             "| numbers | transient | lesser phase | loss | sharded GiB | measured by predicted |",
+             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    halves = {name: [row for row in rows if fitted_half(row) == side] for name, side in
+              (("one half", True), ("the other", False))}  # fmt: skip
+    for name, one in (
+        *((name, fit(half)) for name, half in halves.items()),
+        ("all", fit(rows)),
+        ("in the plan", IN_PLAN),
+    ):
+        numbers = f"{one.transient:.3f} | {one.lesser:.2f} | {one.loss:.2f} | {one.sharded / GIB:.2f}"
+        lines.append(f"| {name} | {numbers} | {one.low:.3f} to {one.high:.3f} |")
+    ends = [(row, *one.interval(row)) for row, one in swapped(rows)]
+    assert all(row.parts is not None for row in rows)
+    errors = [abs(min(one.expected(row.parts), row.device * GIB) / shown(row) / GIB - 1)  # type: ignore[arg-type]
+              for row, one in swapped(rows)]  # fmt: skip
+    inside = sum(low <= shown(row) <= high + _DRIVER for row, low, high in ends)
     width = statistics.median(high / low for _, low, high in ends)
     return [
         *lines,
         "",
-        f"Of the other {len(other)} rows, {inside} are inside the interval of the plan; the median error of its middle "
-        f"is {statistics.median(errors):.1%}, the interval's upper end is {width:.2f} times the lower one (median). "
-        f"Outside: {_outside(ends)}.",
+        f"With the numbers of the half that a row is not of, {inside} of {len(rows)} are inside; the median error of "
+        f"the middle is {statistics.median(errors):.1%}, the interval's upper end is {width:.2f} times the lower one "
+        f"(median). Outside: {_outside(ends)}.",
+        "",
     ]
 
 
+_DRIVER = 0.15
+"""GiB that nvidia-smi may show beyond what torch says that the device has."""
+
+
 def _outside(ends: list[tuple[Row, float, float]]) -> str:
-    found = [f"{row.id} ({row.process:.1f}, {low:.1f} to {high:.1f} GiB)" for row, low, high in ends
-             if not low <= row.process <= high]  # fmt: skip
+    found = [f"{row.id} ({shown(row):.1f}, {low:.1f} to {high:.1f} GiB)" for row, low, high in ends
+             if not low <= shown(row) <= high + _DRIVER]  # fmt: skip
     return ", ".join(found) or "none"
 
 
@@ -120,7 +135,7 @@ def main() -> None:
         print(line, file=sys.stderr)
 
     found = held_against(rows, show)
-    text = "\n".join([*accounts(rows, found), *table(found), "", *times.table(rows, show)]) + "\n"
+    text = "\n".join([*accounts(rows, found), *table(found), *process(found), "", *times.table(rows, show)]) + "\n"
     sys.stdout.write(text)
     if given.output:
         given.output.write_text(text, encoding="utf-8")

@@ -1,5 +1,5 @@
-"""What a process takes beyond the bytes of its tensors: toolkit/planning/allocator.py's three numbers and its interval,
-fitted again to one half of the rows and held against the other and against another source."""
+"""What a process takes beyond the bytes of its tensors: toolkit/planning/allocator.py's four numbers and its interval,
+fitted to one half of the rows and held against the other, and the halves swapped."""
 
 from __future__ import annotations
 
@@ -10,21 +10,42 @@ from dataclasses import dataclass
 
 from benchmarks.outside.rows import GIB, Row
 from toolkit.planning import allocator
+from toolkit.planning.allocator import Parts
+
+_NEAR = 0.93
+"""A process that has more of its device than this has freed its cache: no size of a cache is fitted to it."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """``fixed`` in bytes, ``transient`` and ``loss``: as in toolkit/planning/allocator.py. ``low``, ``high``: measured
-    by predicted, a twentieth and nineteen twentieths of the rows that it was fitted to."""
+    """``transient``, ``lesser``, ``loss``, ``sharded``: as in toolkit/planning/allocator.py. ``low``, ``high``:
+    measured by predicted, a twentieth and nineteen twentieths of the rows that it was fitted to."""
 
-    fixed: float
     transient: float
+    lesser: float
     loss: float
-    low: float
-    high: float
+    sharded: float
+    low: float = 1.0
+    high: float = 1.0
+
+    def expected(self, parts: Parts) -> float:
+        """Bytes on a device that is large enough."""
+        return parts.peak + parts.fixed + parts.kept(self.transient, self.lesser, self.loss, self.sharded)
+
+    def interval(self, row: Row) -> tuple[float, float]:
+        """GiB from and to, as `toolkit plan` has it with these numbers."""
+        assert row.parts is not None
+        most, device = self.expected(row.parts), row.device * GIB
+        low = min(device, max(row.parts.peak, self.low * min(device, most)))
+        return low / GIB, min(device, max(row.parts.peak, self.high * most)) / GIB
 
 
-IN_PLAN = Fit(allocator.FIXED, allocator.TRANSIENT, allocator.LOSS, allocator.LOW, allocator.HIGH)
+IN_PLAN = Fit(allocator.TRANSIENT, allocator.LESSER, allocator.LOSS, allocator.SHARDED, allocator.LOW, allocator.HIGH)
+
+
+def shown(row: Row) -> float:
+    """GiB that were measured of a whole process, or reserved, of which ``row.parts`` have neither context nor NCCL."""
+    return row.measured if row.reserved else row.process
 
 
 def fitted_half(row: Row) -> bool:
@@ -38,37 +59,37 @@ def in_fitted_half(name: str) -> bool:
 
 
 def fit(rows: Sequence[Row]) -> Fit:
-    """Least squares of the relative errors over the half of ``rows`` that is fitted to: what the process has beyond the
-    allocated bytes that were measured. Raises ValueError with less than twenty rows, of which no twentieth is one."""
+    """Least squares of the relative errors over ``rows``: what a process has beyond its tensors, context and NCCL.
+    Raises ValueError with less than twenty rows, of which no twentieth is one."""
     import torch
 
-    half = [row for row in rows if fitted_half(row)]
-    if len(half) < 20:
-        raise ValueError(f"{len(half)} rows to fit an allocator to; at least 20 are needed")
+    if len(rows) < 20:
+        raise ValueError(f"{len(rows)} rows to fit an allocator to; at least 20 are needed")
     table, wanted = [], []
-    for row in half:
+    for row in rows:
         assert row.parts is not None
-        scale = row.measured * GIB
-        table.append([GIB / scale, row.parts.transient / scale, row.parts.loss / scale])
-        wanted.append([(row.process - row.measured) / row.measured])
+        if shown(row) >= _NEAR * row.device:
+            continue
+        found = row.parts.peak if row.reserved else row.measured * GIB
+        parts = row.parts
+        table.append([size / found for size in (parts.transient, parts.lesser, parts.loss, GIB * parts.sharded)])
+        wanted.append([(shown(row) * GIB - found - parts.fixed) / found])
     solved = torch.linalg.lstsq(torch.tensor(table, dtype=torch.float64), torch.tensor(wanted, dtype=torch.float64))
-    gib, transient, loss = solved.solution[:, 0].tolist()
-    made = Fit(gib * GIB, transient, loss, 1.0, 1.0)
-    ratios = [row.process * GIB / expected(made, row) for row in half]
+    transient, lesser, loss, sharded = solved.solution[:, 0].tolist()
+    made = Fit(transient, lesser, loss, sharded * GIB)
+    ratios = [shown(row) * GIB / size for row in rows if row.parts is not None
+              and (size := made.expected(row.parts)) < row.device * GIB]  # fmt: skip
     ends = statistics.quantiles(ratios, n=20)
-    return Fit(made.fixed, transient, loss, ends[0], ends[-1])
+    return Fit(transient, lesser, loss, sharded * GIB, ends[0], ends[-1])
 
 
-def expected(found: Fit, row: Row) -> float:
-    """Bytes of the process that ``found`` gives, no more than the device has."""
-    assert row.parts is not None
-    total = row.parts.peak + found.fixed + found.transient * row.parts.transient + found.loss * row.parts.loss
-    return min(total, row.device * GIB)
+def swapped(rows: Sequence[Row]) -> list[tuple[Row, Fit]]:
+    """Every row with the numbers that were fitted to the half that it is not of."""
+    halves = {side: [row for row in rows if fitted_half(row) == side] for side in (True, False)}
+    fits = {side: fit(half) for side, half in halves.items()}
+    return [(row, fits[not fitted_half(row)]) for row in rows]
 
 
 def interval(row: Row) -> tuple[float, float]:
     """GiB that `toolkit plan` gives: of the process, or, where reserved bytes were measured, without the context."""
-    assert row.parts is not None
-    context = allocator.CONTEXT if row.reserved else 0
-    low, high = allocator.process_interval(row.parts, int(row.device * GIB) + context)
-    return (low - context) / GIB, (high - context) / GIB
+    return IN_PLAN.interval(row)

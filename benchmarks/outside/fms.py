@@ -17,7 +17,7 @@ from torch import nn
 
 from benchmarks.outside import kernels, older
 from benchmarks.outside.models import MODELS
-from toolkit.planning.allocator import Parts
+from toolkit.planning.allocator import Parts, workspaces
 from toolkit.planning.loops import LOOPS, Loop, LoopPrecision
 from toolkit.planning.loops.rules import adapters_in_float32
 from toolkit.planning.loops.trainer import linear4bit, with_loss
@@ -29,9 +29,8 @@ from toolkit.strategies import resolve
 
 SOURCE = "foundation-model-stack/fms-acceleration"
 KIND = "peak_allocated_gib"
-WORKSPACE = 2 * (2 * 4096 + 8 * 16) * 2**10
-"""cuBLAS' workspace before Hopper, one for the thread of the forward and one for that of the backward
-(aten/src/ATen/cuda/CublasHandlePool.cpp, ``getChosenWorkspaceSize``: «:4096:2:16:8»)."""
+WORKSPACE = workspaces("a100-80gb")
+"""... of a device before Hopper."""
 BIGCODE = "bigcode/gpt_bigcode-santacoder"
 
 
@@ -164,5 +163,4 @@ def predicted(row: dict[str, Any]) -> int:
 def parts(row: dict[str, Any]) -> Parts:
     """The same, with what a process takes more for."""
     with planned(row) as (planner, resolved):
-        found = Parts.of(planner.memory(resolved))
-    return replace(found, peak=found.peak + WORKSPACE)
+        return Parts.of(planner.memory(resolved), "a100-80gb", row["world"], sharded=row["world"] > 1)

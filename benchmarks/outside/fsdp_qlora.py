@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.outside import older
-from benchmarks.outside.fms import WORKSPACE, entering
+from benchmarks.outside.fms import entering
 from benchmarks.outside.models import MODELS
 from toolkit.planning.allocator import Parts
 from toolkit.planning.loops import LOOPS, Loop
@@ -83,7 +83,7 @@ def predicted(row: dict[str, Any]) -> int:
 
 
 def parts(row: dict[str, Any]) -> Parts:
-    """The same, with what a process takes more for."""
+    """The same, with what the allocator keeps more for; reserved bytes have neither context nor NCCL."""
     with planned(row) as (planner, resolved):
-        found = Parts.of(planner.memory(resolved))
-    return replace(found, peak=found.peak + WORKSPACE)
+        sharded = "weights" in resolved.traits.shards
+        return replace(Parts.of(planner.memory(resolved), "rtx3090", 1, sharded), fixed=0.0)

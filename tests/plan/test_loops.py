@@ -89,6 +89,69 @@ def test_trl_trains_adapters_on_4_bit_weights_in_bfloat16() -> None:
     assert steps["trainer"] - steps["trl"] == 4 * 2 * trains
 
 
+@every_case(("loop", "held"), [("bare", True), ("bare held_outputs=false", False)])
+def test_the_memory_of_a_loop_of_ones_own_is_what_it_takes(loop: str, held: bool) -> None:
+    """Two steps of it on the CPU, every storage counted; outputs are a variable of the loop, or are not."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from toolkit.planning.live import LiveBytes
+
+    made = planner(loop, "cpu", "bf16-pure")
+    own = dict(WIDE)
+    config = AutoConfig.for_model(own.pop("model_type"), **own)
+    with LiveBytes() as tracker:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        for _ in range(2):
+            batch = torch.ones(made.resolved.micro_size, 64, dtype=torch.int64)
+            tracker.reset_peak()
+            outputs = model(input_ids=batch, labels=batch, use_cache=False)
+            loss = outputs.loss
+            if not held:
+                del outputs
+            loss.backward()
+            peak = tracker.reset_peak()
+            optimizer.step()
+            optimizer.zero_grad()
+    predicted = made.memory(made.resolved).phases
+    assert max(predicted["loss"], predicted["backward"], predicted["forward"]) == pytest.approx(peak, rel=0.01)
+
+
+def test_each_habit_of_a_loop_takes_its_own_bytes() -> None:
+    tokens, words = 2 * 64, WIDE["vocab_size"]
+
+    def phases(loop: str, precision: str = "bf16-pure", **sections: Any) -> dict[str, int]:
+        made = planner(loop, precision=precision, **sections)
+        memory = made.memory(made.resolved)
+        return memory.phases | {"stays": memory.stays}
+
+    bare, free = phases("bare"), phases("bare held_outputs=false")
+    assert bare["backward"] - free["backward"] == 2 * tokens * words, "logits in 16 bits"
+    accelerate, trainer = phases("accelerate", "bf16"), phases("trainer", "bf16")
+    assert accelerate["backward"] - trainer["backward"] == 4 * tokens * words, "accelerate's copy of them in 32"
+    assert phases("trainer held_outputs=true", "bf16") == accelerate
+    assert phases("trainer@4.48") == phases("trainer-4.48")
+    fused = phases("bare kernel=fused")
+    assert bare["step"] > fused["step"]
+    qlora = {"adapter": {"method": "qlora", "r": 4, "alpha": 8.0}}
+    plain, kbit = phases("bare", "bf16", **qlora), phases("bare prepare_for_kbit=true", "bf16", **qlora)
+    own = planner("bare", "cuda", "bf16", **qlora).holdings
+    in_16 = own.elements(whole=True) - own.elements(True, whole=True)
+    packed = sum(w.numel * count for unit, count in own.units() for w in unit if w.packed is not None)
+    assert kbit["stays"] - plain["stays"] == 2 * (in_16 - packed), "embedding, head and norms in float32"
+    double = phases("bare double_quant=false", "bf16", **qlora)
+    # A float32 for each block of 64, in place of a byte for each and for 256 of those, and a table for each layer.
+    blocks, layers = packed / 64, sum(count for unit, count in own.units() for w in unit if w.packed is not None)
+    nested = blocks + 4 * blocks / 256 + (4 * 256 + 4) * layers
+    assert double["stays"] - plain["stays"] == pytest.approx(4 * blocks - nested, rel=0.02)
+    lora = {"adapter": {"method": "lora", "r": 4, "alpha": 8.0}}
+    frozen = planner("bare", "cuda", "bf16", **lora).holdings
+    base = frozen.elements(whole=True) - frozen.elements(True, whole=True)
+    whole = phases("bare float32_base=true", "bf16", **lora)
+    assert whole["stays"] - phases("bare", "bf16", **lora)["stays"] == 2 * base
+
+
 def test_a_search_leaves_out_what_a_loop_cannot_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(resolved: Resolved) -> str:
         return "" if resolved.recipe.strategy.offload == "none" else "it offloads nothing"
@@ -106,12 +169,27 @@ def test_a_search_leaves_out_what_a_loop_cannot_train(tmp_path: Path, monkeypatc
 @every_case(
     ("loop", "sections", "message"),
     [
-        ("trainr", {}, "--loop trainr: not one of toolkit, trainer, trainer-4.48, trl"),
+        (
+            "trainr",
+            {},
+            "--loop trainr: not one of toolkit, bare, accelerate, trainer, trainer-4.48, trl; did you mean trainer",
+        ),
+        ("trainer@4.1", {}, "does not know trainer of version 4.1; known: 5.23, 4.48"),
+        ("bare@1.0", {}, "does not know bare of version 1.0; versions are known of trainer, accelerate, trl alone"),
+        ("bare held=true", {}, "--loop-set held=true: not one of held_outputs=…"),
+        ("bare held_outputs=yes", {}, "--loop-set held_outputs=yes: true or false"),
+        ("bare kernel=fast", {}, "--loop-set kernel=fast: fused or foreach"),
+        ("toolkit reentrant=true", {}, "--loop-set: for a loop of --loop; the toolkit's own"),
         ("trainer", {"loss": "fused"}, "--loop trainer: transformers' Trainer has no loss: fused"),
         ("trainer", {"label_smoothing": 0.1}, "memory transformers' Trainer takes for label_smoo"),
         ("trl", {"activation_offload": True, "activation_checkpointing": "full"}, "TRL's SFTTrainer takes for act"),
         ("trl", {"model": {"config": WIDE, "task": "sequence-classification"}}, "SFTTrainer has no task sequence-clas"),
         ("trainer", {"optimizer": {"name": "muon"}}, "Trainer has no optimizer that is the recipe's muon"),
+        (
+            "trainer",
+            {"optimizer": {"name": "adafactor"}},
+            "Trainer's adafactor is another one, whose memory plan does not",
+        ),
     ],
 )
 def test_what_a_loop_cannot_train_is_an_error(loop: str, sections: dict[str, Any], message: str) -> None:

@@ -36,7 +36,8 @@ def planned(config: str, **options: Any) -> Planned:
 
 @every_case("limit", [0, 1, 2, 3, 7, 8, 99, 100, 101])
 def test_the_largest_that_fits_is_found(limit: int) -> None:
-    assert largest(lambda size: size <= limit, 100) == min(limit, 100)
+    assert largest(lambda size: size - limit, 100) == min(limit, 100)
+    assert largest(lambda size: (size - limit) ** 3, 100, first=50) == min(limit, 100)
 
 
 def test_the_longest_rows_and_largest_micro_batch_fit_and_the_next_do_not(config: str) -> None:
@@ -57,7 +58,7 @@ def test_the_longest_rows_and_largest_micro_batch_fit_and_the_next_do_not(config
 
 
 def test_the_largest_model_of_a_shape_and_the_fewest_devices(config: str) -> None:
-    found = planned(config, memory=4.0, fit=("model", "gpus"))
+    found = planned(config, memory=5.0, fit=("model", "gpus"))
     model, devices_ = found.to_json()["fit"]
     assert not found.fits
     assert 0 < model["answer"] < SIZES["num_hidden_layers"]
@@ -120,7 +121,7 @@ def test_the_cheapest_device_that_fits_needs_no_device(config: str) -> None:
     prices = ("h100=1", "a100-80gb=1000")
     [priced] = planned(config, memory=None, fit=("gpu",), price=prices).to_json()["fit"]
     assert priced["answer"] == "h100"
-    assert priced["cost_per_step"] == pytest.approx(priced["seconds_per_step"] / 3600)
+    assert priced["cost_per_step"] == pytest.approx(priced["seconds_per_step"] / 3600 * priced["devices"])
 
 
 def test_a_price_gives_the_cost_of_the_chosen(config: str) -> None:

@@ -29,7 +29,7 @@ SCALED: list[dict[str, Any]] = [
 def tight(tmp_path_factory: pytest.TempPathFactory) -> Planned:
     file = tmp_path_factory.mktemp("plan") / "config.json"
     file.write_text(json.dumps(LLAMA))
-    found = make_plan(Request(str(file), gpu="rtx4090", memory=1.0, lora=8, gpus=2, length=512, micro=2))
+    found = make_plan(Request(str(file), gpu="rtx4090", memory=2.0, lora=8, gpus=2, length=512, micro=2))
     assert not found.fits
     return found
 
@@ -58,8 +58,13 @@ def test_the_bar_is_shorter_where_there_is_less_room(tight: Planned) -> None:
 
 def test_what_does_not_fit_says_what_is_needed_and_what_is_usable(tight: Planned) -> None:
     reason = tight.candidates[0].reason
-    found = re.match(r"needs ([\d.]+) GiB, ([\d.]+) usable \(95 % of 1.0 GiB\), most of it \w+ [\d.]+", reason)
+    found = re.match(
+        r"needs ([\d.]+) GiB with the allocator's cache \(([\d.]+) without\), "
+        r"([\d.]+) usable \(100 % of 2.0 GiB\), most of it \w+ [\d.]+",
+        reason,
+    )
     assert found, reason
+    assert float(found[1]) > float(found[3])
     assert float(found[1]) > float(found[2])
     assert "over" not in reason
     assert any(reason[:30] in line for line in lines_of(tight, 200))
@@ -68,7 +73,8 @@ def test_what_does_not_fit_says_what_is_needed_and_what_is_usable(tight: Planned
 def test_what_nvidia_smi_will_show_is_told_of_what_fits(tight: Planned) -> None:
     """It cannot show more than there is."""
     assert not any("nvidia-smi" in line for line in lines_of(tight, 100))
-    one = replace(tight.candidates[0], usable=tight.candidates[0].peak * 2, capacity=tight.candidates[0].peak * 3)
+    needed = tight.candidates[0].needed
+    one = replace(tight.candidates[0], usable=needed * 2, capacity=needed * 3)
     loose = replace(tight, candidates=[one])
     assert one.fits
     assert any("nvidia-smi" in line for line in lines_of(loose, 100))
@@ -76,8 +82,8 @@ def test_what_nvidia_smi_will_show_is_told_of_what_fits(tight: Planned) -> None:
 
 def test_what_is_over_by_less_than_a_tenth_is_shown_with_more_digits(tight: Planned) -> None:
     one = tight.candidates[0]
-    close = replace(one, usable=one.peak - 2_000_000, capacity=int(one.peak * 1.05))
-    found = re.match(r"needs (\d+\.\d{3}) GiB, (\d+\.\d{3}) usable", close.reason)
+    close = replace(one, usable=one.needed - 2_000_000, capacity=int(one.needed * 1.05))
+    found = re.match(r"needs (\d+\.\d{3}) GiB .*, (\d+\.\d{3}) usable", close.reason)
     assert found, close.reason
     assert float(found[1]) > float(found[2])
 

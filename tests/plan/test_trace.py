@@ -22,6 +22,7 @@ from toolkit.planning.live import LiveBytes
 from toolkit.planning.predict import Planner
 from toolkit.planning.profile import expand
 from toolkit.planning.search import Search
+from toolkit.planning.segment_tracer import Counter
 from toolkit.planning.segments import Shape
 from toolkit.planning.target import TargetKernels
 from toolkit.planning.time import Rates, flops
@@ -291,3 +292,16 @@ def test_dropout_on_a_gpu_keeps_a_byte_for_each_element() -> None:
     with TargetKernels("cuda").acting(), torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
         torch.nn.Dropout(0.5)(hidden)
     assert kept == [torch.bool]
+
+
+def test_the_backward_of_a_softmax_has_a_product_of_its_own_on_a_gpu() -> None:
+    """aten/src/ATen/native/cuda/SoftMax.cu: gradient times output, beside both and the result."""
+    scores = torch.empty(4, 64, 64, device="meta", requires_grad=True)
+    peaks = {}
+    for device in ("cuda", "cpu"):
+        with TargetKernels(device).acting(), Counter(lambda: None, None) as live:
+            loss = torch.softmax(scores, -1)
+            live.reset_peak()
+            loss.backward(torch.empty_like(loss))
+            peaks[device] = live.peak
+    assert peaks["cuda"] - peaks["cpu"] == scores.numel() * 4

@@ -194,7 +194,7 @@ def test_what_would_make_it_fit_becomes_changes() -> None:
 
 def test_a_plan_that_does_not_fit_says_what_does(local: Server) -> None:
     """Apply what the plan says until it fits; then it does."""
-    asked = {"text": TEXT.replace("bf16", "fp32"), "gpu": None, "memory": 0.58}
+    asked = {"text": TEXT.replace("bf16", "fp32"), "gpu": None, "memory": 1.15}
     found = local.ask("/api/plan", asked).json()
     assert found["problems"] == []
     assert "class='plan'" in found["bars"]

@@ -166,8 +166,8 @@ def test_every_phase_under_every_strategy_is_named(
 
 
 def plan_of(fits: bool, change: str | None) -> str:
-    one = {"fits": fits, "peak_bytes": 18 << 30, "reason": "" if fits else "needs 23.0 GiB, 22.3 usable"}
-    return json.dumps({"candidates": [one], "smallest_change": change, "usable_bytes": 22 << 30})
+    one = {"fits": fits, "needed_bytes": 18 << 30, "reason": "" if fits else "needs 23.0 GiB, 22.3 usable"}
+    return json.dumps({"candidates": [one], "smallest_change": change, "usable_bytes": 22 << 30, "headroom": 0.05})
 
 
 @pytest.fixture

@@ -35,8 +35,12 @@ def model_flops(session: Session, resolved: Resolved, rows: Rows) -> float | Non
 
 
 def device_rate(name: str) -> float | None:
-    """Floating point operations per second of a GPU by its data sheet (dense, bf16), or None if it is not known."""
+    """Floating point operations per second of a GPU by its data sheet (dense, bf16; fp16 where it has no bf16), or
+    None if it is not known."""
     words = name.lower().replace("nvidia", "").replace("geforce", "").replace("-", " ").split()
     joined = "".join(words)
     matches = [key for key in devices() if all(part in joined for part in key.split("-"))]
-    return devices()[max(matches, key=len)].bf16 * 1e12 if matches else None
+    if not matches:
+        return None
+    device = devices()[max(matches, key=len)]
+    return (device.bf16 or device.rate("float16")) * 1e12

@@ -12,8 +12,6 @@ from typing import Any
 from toolkit.errors import OutOfMemory
 
 _SECONDS = 300.0
-_HEADROOM = 0.05
-"""`toolkit plan --headroom` where nothing is given."""
 _LESS = 0.97
 """A plan that fits where the run did not is asked for a change that takes at least so much less."""
 
@@ -26,11 +24,11 @@ def memory_advice(recipe_file: str, overrides: Sequence[str], error: OutOfMemory
     if isinstance(first, str):
         return first
     one, change = first["candidates"][0], first["smallest_change"]
-    needs, usable = one["peak_bytes"] / 2**30, first["usable_bytes"] / 2**30
+    needs, usable = one["needed_bytes"] / 2**30, first["usable_bytes"] / 2**30
     if not one["fits"]:
         return f"the plan: {one['reason']}\n{_change(change)}"
     said = f"the plan expects {needs:.1f} GiB, {usable:.1f} usable: {_then(error)}"
-    capacity = usable / (1 - _HEADROOM)
+    capacity = usable / (1 - first["headroom"])
     tighter = _planned([*command, "--headroom", f"{max(0.0, 1 - _LESS * needs / capacity):.4f}"])
     return said if isinstance(tighter, str) else f"{said}\n{_change(tighter['smallest_change'])}"
 

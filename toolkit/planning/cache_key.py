@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.planning.loops import LOOPS
+from toolkit.planning.loops import LOOPS, habits_of
 from toolkit.planning.reuse import planner_key
 from toolkit.plugins import GROUP, VARIABLE
 from toolkit.recipe.tokenizer_facts import added_tokens
@@ -40,7 +40,7 @@ def entry_key(resolved: Resolved, length: int, loop: Loop, images: Images | None
     """The key of a planner; None where a trace depends on more than a key can say: a model with code of its own,
     plugins, a tokenizer with new tokens, a loop that is not the table's."""
     recipe = resolved.recipe
-    name = next((name for name, known in LOOPS.items() if known is loop), None)
+    name = next((name for name, known in LOOPS.items() if known is loop), None) or habits_of(loop)
     if name is None or recipe.model.trust_remote_code or added_tokens(recipe) or has_plugins():
         return None
     key = planner_key(resolved, length, name, images)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from toolkit.planning.allocator import Parts
 from toolkit.planning.hardware import GIB
 from toolkit.planning.memory import Memory
 from toolkit.planning.storage import Storage
@@ -45,6 +46,8 @@ class Candidate:
     """Bytes that the process takes on a GPU, from and to (toolkit/planning/allocator.py); None on a CPU."""
     loop: str = "toolkit"
     """The training loop that is planned for."""
+    parts: Parts | None = None
+    """What its process takes on a GPU beyond its tensors; None on a CPU."""
     stages: Sequence[tuple[range, int]] = ()
     """Blocks and peak bytes of each pipeline stage (``strategy.mesh.pipeline``)."""
 
@@ -60,12 +63,22 @@ class Candidate:
         return self.resolved.global_size * self.resolved.recipe.data.max_length / self.seconds.total
 
     @property
+    def needed(self) -> int:
+        """Bytes that decide whether it fits: the most that nvidia-smi will show; on a CPU the peak."""
+        return self.peak if self.parts is None else max(self.peak, int(self.parts.most()))
+
+    @property
     def fits(self) -> bool:
-        return self.peak <= self.usable
+        return self.needed <= self.usable
 
     @property
     def breakdown(self) -> dict[str, int]:
         return {**self.memory.breakdown, "reserve": self.reserve}
+
+    @property
+    def shares(self) -> dict[str, int]:
+        """``breakdown`` with what the allocator keeps at most, whose sum is what is needed: for bars."""
+        return {**self.breakdown, "cache": self.needed - self.peak}
 
     @property
     def label(self) -> str:
@@ -104,9 +117,11 @@ class Candidate:
             return ""
         term, size = max(self.breakdown.items(), key=lambda item: item[1])
         when = " while loading" if self.memory.peak_phase == "load" else ""
-        needs, usable = gib(self.peak), gib(self.usable)
+        needs, usable = gib(self.needed), gib(self.usable)
         if needs == usable:  # more, by less than what a tenth shows
-            needs, usable = f"{self.peak / GIB:.3f}", f"{self.usable / GIB:.3f}"
+            needs, usable = f"{self.needed / GIB:.3f}", f"{self.usable / GIB:.3f}"
+        if self.needed > self.peak:
+            when = f" with the allocator's cache ({gib(self.peak)} without){when}"
         share = f"{self.usable / self.capacity:.0%}".replace("%", " %")
         return (
             f"needs {needs} GiB{when}, {usable} usable ({share} of {gib(self.capacity)} GiB), most of it {term} "
@@ -149,6 +164,7 @@ class Candidate:
             "tokens_per_micro_batch": self.resolved.micro_size * recipe.data.max_length // self.resolved.mesh.context,
             "fits": self.fits,
             "peak_bytes": self.peak,
+            "needed_bytes": self.needed,
             "interval": None if self.interval is None else list(self.interval),
             "loop": self.loop,
             "tokens_per_second": self.tokens_per_second,

@@ -28,8 +28,8 @@ def choose(candidates: list[Candidate]) -> Candidate | None:
     if not equal:
         return None
     if equal[0].seconds is None:
-        return min(equal, key=lambda c: (_complexity(c), -c.resolved.micro_size, c.peak))
-    return min(equal, key=lambda c: (round(c.peak / GIB, 1), _complexity(c), c.peak))
+        return min(equal, key=lambda c: (_complexity(c), -c.resolved.micro_size, c.needed))
+    return min(equal, key=lambda c: (round(c.needed / GIB, 1), _complexity(c), c.needed))
 
 
 def why_chosen(candidates: list[Candidate], chosen: Candidate) -> str:
@@ -89,7 +89,7 @@ def smallest_change(candidates: list[Candidate], search: Search) -> str | None:
     if changes:
         names, best = min(changes, key=lambda item: (len(item[0]), [_ORDER.index(n) for n in item[0]], _cost(item[1])))
         described = ", ".join(_describe(name, best) for name in names)
-        return f"{described} ({(best.peak - asked.peak) / GIB:+.1f} GiB: {gib(best.peak)})"
+        return f"{described} ({(best.needed - asked.needed) / GIB:+.1f} GiB: {gib(best.needed)})"
     if search.least(asked.resolved) > search.usable:
         return None
     length, rows = search.planner.length, 1
@@ -97,7 +97,7 @@ def smallest_change(candidates: list[Candidate], search: Search) -> str | None:
         length, rows = length // 2, rows * 2
         for described, shorter in search.shorter(length, rows):
             if shorter.fits:
-                return f"{described} ({(shorter.peak - asked.peak) / GIB:+.1f} GiB: {gib(shorter.peak)})"
+                return f"{described} ({(shorter.needed - asked.needed) / GIB:+.1f} GiB: {gib(shorter.needed)})"
     return None
 
 
@@ -109,7 +109,7 @@ def other_training(asked: Candidate, search: Search) -> str | None:
         best = None if other is None else choose(other.all())
         if best is not None:
             described = " ".join([*flags, *(_describe(name, best) for name in _differences(asked, best))])
-            return f"train {what}: {described} ({(best.peak - asked.peak) / GIB:+.1f} GiB: {gib(best.peak)})"
+            return f"train {what}: {described} ({(best.needed - asked.needed) / GIB:+.1f} GiB: {gib(best.needed)})"
     return None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import sys
 import warnings
@@ -15,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.disk import write_text
 from toolkit.errors import InputError
+from toolkit.planning.allocator import context, nccl, workspaces
 from toolkit.planning.hardware import Device, device_named, devices
 from toolkit.planning.sizes import check_sizes
+from toolkit.planning.starting import starting
 from toolkit.planning.unneeded import without
-from toolkit.recipe.load import apply_overrides, recipe_from, source_of, validate
-from toolkit.recipe.positions import parse
+from toolkit.recipe.load import source_of
 from toolkit.recipe.preflight import check_known
 from toolkit.recipe.quantisable import no_quantiser
 from toolkit.recipe.resolve import Resolved
@@ -27,7 +27,7 @@ from toolkit.recipe.schema import Recipe
 from toolkit.recipe.varlenable import VARLEN
 from toolkit.recipe.yaml_text import dump
 from toolkit.results import CommandResult, Result, write_json
-from toolkit.strategies import resolve, simplest, strategy_named
+from toolkit.strategies import resolve
 from toolkit.terminal import working
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Request:
     lora: int | None = None
     length: int | None = None
     micro: int | None = None
-    headroom: float = 0.05
+    headroom: float | None = None
     every: bool = False
     scale: bool = False
     calibrate: bool = False
@@ -75,6 +75,15 @@ class Request:
     """GB/s of a node's disk."""
     cache: bool = True
     """Whether traces are taken from disk and kept there (toolkit/planning/cache.py)."""
+    qlora: int | None = None
+    """Rank of an adapter on 4-bit weights, as ``lora`` for a model without a recipe."""
+    full: bool = False
+    """All weights train: what a plan of a model without a recipe says anyway."""
+    tokens: int | None = None
+    """Of the training data, in one epoch."""
+    epochs: int | None = None
+    loop_set: tuple[str, ...] = ()
+    """Habits of the loop, ``key=value``: toolkit/planning/loops/named.py."""
 
 
 def plan_command(request: Request) -> int:
@@ -154,15 +163,21 @@ def _nothing_collected() -> Iterator[Callable[[], None]]:
 def _plan(request: Request, kept: Callable[[], None]) -> Planned:
     result = Result("plan")
     _check(request)
-    recipe, spread = _over_devices(read_recipe(request), request)
+    start = starting(request)
+    recipe = start.recipe
     device = _device(request, recipe)
     source = source_of(request.recipe)
     asked = resolve(recipe, source, device="cpu" if device.name == "cpu" else "cuda")
-    from toolkit.planning.loops import LOOPS, check_loop
+    from toolkit.planning.loops import check_loop, loop_named
 
-    check_loop(request.loop, asked)
+    loop = " ".join([request.loop, *request.loop_set])
+    check_loop(loop, asked)
     check_sizes(asked)
     notes = check_known(asked)
+    if request.tokens is not None and asked.recipe.run.epochs is None:
+        raise InputError(
+            f"--tokens: the run has max_steps: {asked.recipe.run.max_steps}; say with --epochs how often it reads them"
+        )
     from toolkit.planning.choice import choose, other_training, smallest_change, why_chosen
     from toolkit.planning.images import Images
     from toolkit.planning.search import Search
@@ -180,7 +195,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
         device, rates = calibrated(asked, device, rates, log)
     with without("bitsandbytes"):
         images = Images.of(asked, request.images, _pixels(request.image_size))
-        search = Search(asked, device, request.headroom, rates, request.loop, images, spread)
+        search = Search(asked, device, request.headroom, rates, loop, images, start)
         kept()
         candidates = search.all(request.every)
         chosen = choose(candidates)
@@ -195,9 +210,11 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
     from toolkit.planning.answers import answers
 
     with without("bitsandbytes"):
-        answered = answers(search, chosen, request.fit, request.explain, request.price, devices(request.gpu_table))
+        answered = answers(
+            search, chosen, request.fit, request.explain, request.price, devices(request.gpu_table), request.tokens
+        )
     if request.output and chosen is not None:
-        _write_recipe(chosen.resolved, request.output)
+        _write_recipe(chosen.resolved, request.output, start.hub)
     document = result.finish(
         recipe_sha256=asked.sha256,
         device=device.name,
@@ -206,13 +223,14 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
         chosen_because=None if chosen is None else why_chosen(candidates, chosen),
         smallest_change=change,
         usable_bytes=search.usable,
+        headroom=search.headroom,
         disk_seconds=None if request.disk is None else candidates[0].storage.seconds(request.disk),
-        loop=request.loop,
+        loop=loop,
         assumptions=[
             *_assumptions(asked, device, rates),
             *notes,
             *search.notes(),
-            *_of_loop(LOOPS[request.loop], request.loop),
+            *_of_loop(loop_named(loop), loop),
         ],
         traced_slowly=search.planner.slowly,
         scale=scaled,
@@ -222,84 +240,20 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
     return Planned(document, code, search, candidates, chosen, change, scaled, answered, tuple(notes))
 
 
-def read_recipe(request: Request) -> Recipe:
-    """The recipe of the request, or one created for a model. Raises InputError."""
-    machine = {"machine.processes": request.gpus, "machine.nodes": request.nodes}
-    flags = machine | {"data.max_length": request.length, "batch.micro_size": request.micro}
-    given = [f"{key}={value}" for key, value in flags.items() if value is not None]
-    if isinstance(request.recipe, Recipe) or request.recipe.endswith((".yaml", ".yml")):
-        if request.lora is not None:
-            raise InputError("--lora: for a model; with a recipe use adapter.r=16")
-        return recipe_from(request.recipe, [*given, *request.overrides])
-    return _around_model(request.recipe, request, given)
-
-
-def _over_devices(recipe: Recipe, request: Request) -> tuple[Recipe, str | None]:
-    """The recipe. Where its strategy is for one process and the question is about several devices: with the simplest
-    strategy for several, unless the command line sets one, and a note."""
-    several = (request.gpus or 1) * (request.nodes or 1) > 1
-    set_here = any(one.startswith("strategy") for one in request.overrides)
-    if not several or set_here or strategy_named(recipe.strategy.name).traits.distributed:
-        return recipe, None
-    name = simplest(lambda strategy: strategy.traits.distributed)
-    note = f"{recipe.strategy.name} runs in one process; planned with strategy.name: {name}"
-    return recipe.model_copy(update={"strategy": recipe.strategy.model_copy(update={"name": name})}), note
-
-
-def _around_model(name: str, request: Request, given: list[str]) -> Recipe:
-    processes = request.gpus or 1
-    source = Path(name).expanduser()
-    model: dict[str, Any] = {"path": name}
-    config: Any = {}
-    if source.suffix == ".json":
-        config = _read(source)
-        model = {"config": config}
-    elif source.is_dir():
-        model = {"path": str(source)}
-        config = _read(source / "config.json") if (source / "config.json").exists() else {}
-    data: dict[str, Any] = {"train": "data/train.jsonl", "max_length": request.length or 1024}
-    if isinstance(config, dict) and config.keys() >= {"text_config", "vision_config"}:
-        model["task"], data["format"] = "image-text-to-text", "messages"
-    values: dict[str, Any] = {
-        "model": model,
-        "adapter": None if request.lora is None else {"method": "lora", "r": request.lora, "alpha": 2.0 * request.lora},
-        "data": data,
-        "batch": {"micro_size": request.micro or 1, "accumulation": max(1, 16 // processes // (request.micro or 1))},
-        "precision": "bf16",
-        "activation_checkpointing": "full",
-        "strategy": {"name": "single" if processes * (request.nodes or 1) == 1 else "zero2"},
-        "machine": {
-            "device": "cpu" if _on_cpu(request) else "cuda",
-            "processes": processes,
-            "nodes": request.nodes or 1,
-        },
-        "run": {"max_steps": 500},
-    }
-    document = parse(json.dumps(values), name)
-    apply_overrides(document, request.overrides)
-    return validate(document)
-
-
-def _read(file: Path) -> Any:
-    try:
-        return parse(file.read_text(encoding="utf-8"), str(file)).value
-    except OSError as error:
-        raise InputError(f"{file}: {error.strerror}") from None
-
-
 def _check(request: Request) -> None:
     for name, value in (
         ("--gpus", request.gpus),
         ("--nodes", request.nodes),
         ("--micro", request.micro),
         ("--images", request.images),
+        ("--epochs", request.epochs),
+        ("--tokens", request.tokens),
     ):
         if value is not None and value < 1:
             raise InputError(f"{name} {value}: must be at least 1")
-    if request.lora is not None and request.lora < 1:
-        raise InputError(
-            f"--lora {request.lora}: the rank of an adapter must be at least 1; omit it to train all weights"
-        )
+    for flag, rank in (("--lora", request.lora), ("--qlora", request.qlora)):
+        if rank is not None and rank < 1:
+            raise InputError(f"{flag} {rank}: the rank of an adapter must be at least 1; omit it to train all weights")
     if request.memory is not None and request.memory <= 0:
         raise InputError(f"--memory {request.memory:g}: GiB per device must be above 0")
     if request.disk is not None and request.disk <= 0:
@@ -307,7 +261,7 @@ def _check(request: Request) -> None:
     for question in request.fit:
         if question not in QUESTIONS:
             raise InputError(f"--fit {question}: not one of {', '.join(QUESTIONS)}")
-    if not 0 <= request.headroom < 1:
+    if request.headroom is not None and not 0 <= request.headroom < 1:
         raise InputError(f"--headroom {request.headroom:g}: a fraction of the memory, from 0 to below 1")
     if (request.gpus or 1) * (request.nodes or 1) > 1024:
         raise InputError(f"--gpus x --nodes: {request.gpus} x {request.nodes}: at most 1024 devices")
@@ -339,8 +293,12 @@ def _host(processes: int, memory: float | None) -> Device:
     return Device("cpu", gib / processes, 0, 0, 0, 0, f"{whose} divided by its processes")
 
 
-def _write_recipe(resolved: Resolved, target: str) -> None:
+def _write_recipe(resolved: Resolved, target: str, hub: str | None) -> None:
+    """``hub``: the hub id of the model, where the plan took its published sizes."""
     values = resolved.recipe.model_dump(mode="json", exclude_defaults=True)
+    if hub is not None:
+        del values["model"]["config"]
+        values["model"]["path"] = hub
     values["batch"] = {"micro_size": resolved.micro_size, "accumulation": resolved.accumulation}
     write_text(target, dump(values))
 
@@ -356,7 +314,12 @@ def _pixels(text: str | None) -> tuple[int, int] | None:
 
 
 def _of_loop(loop: Loop, name: str) -> list[str]:
-    return [] if name == "toolkit" else [f"the loop of {loop.title}: {loop.source}"]
+    from toolkit.planning.loops.named import HABITS
+
+    if name == "toolkit":
+        return []
+    habits = [f"--loop-set {habit}: {HABITS[habit.partition('=')[0]]}" for habit in name.split()[1:]]
+    return [f"the loop of {loop.title}: {loop.source}", *habits]
 
 
 def _assumptions(asked: Resolved, device: Device, rates: Rates) -> list[str]:
@@ -371,15 +334,19 @@ def _assumptions(asked: Resolved, device: Device, rates: Rates) -> list[str]:
     found = [f"{device.name}: {device.source}", rows]
     if asked.device == "cuda":
         found += [
-            "not validated on a GPU yet; assumed: CUDA context 0.5 GiB, cuBLAS workspace 32 MiB, and the "
-            "headroom for fragmentation",
+            f"not validated on a GPU yet; from published figures: CUDA context {context(device.name) / 2**20:.0f} MiB, "
+            f"cuBLAS {workspaces(device.name) / 2**20:.0f} MiB, NCCL {nccl(asked.world_size) / 2**20:.0f} MiB, and "
+            "what the allocator keeps",
             _of_rates(asked, device, rates),
         ]
     return found
 
 
 def _of_rates(asked: Resolved, device: Device, rates: Rates) -> str:
-    if not device.bf16:
+    compute = asked.precision.compute
+    if device.lacks(compute):
+        return f"{device.name} computes nothing in {compute}: no times; set precision=fp16 or fp32"
+    if not device.rate(compute):
         return "the device's rates are not known: no times"
     if not rates.by_kernel:
         return "rates measured on this machine"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from toolkit.command_line import memory_option
+from toolkit.command_line import memory_option, tokens_option
 
 
 def register(app: typer.Typer) -> None:
@@ -35,20 +35,37 @@ def plan(
     gpu_table: Annotated[str | None, typer.Option(help="YAML file with more devices")] = None,
     link: Annotated[float | None, typer.Option(help="GB/s per direction between nodes, per node")] = None,
     lora: Annotated[int | None, typer.Option(help="rank of a LoRA adapter (for a model without a recipe)")] = None,
+    qlora: Annotated[int | None, typer.Option(help="the same on a base of 4-bit weights (QLoRA)")] = None,
+    full: Annotated[bool, typer.Option("--full", help="train all weights: the default for a model")] = False,
     length: Annotated[int | None, typer.Option(help="tokens per row")] = None,
     micro: Annotated[int | None, typer.Option(help="rows per device and forward pass")] = None,
     images: Annotated[int | None, typer.Option(help="images (or tiles of images) per row")] = None,
     image_size: Annotated[
         str | None, typer.Option(metavar="WIDTHxHEIGHT", help="pixels of an image, where the model takes any size")
     ] = None,
-    headroom: Annotated[float, typer.Option(help="fraction of the memory to keep free")] = 0.05,
+    headroom: Annotated[
+        float | None,
+        typer.Option(
+            help="fraction of the memory to keep free, beyond what nvidia-smi shows; default: 0, of host memory 0.05"
+        ),
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="show every candidate")] = False,
     scale: Annotated[bool, typer.Option("--scale", help="predict 1 to 1024 devices")] = False,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="measure the rates on this machine")] = False,
     loop: Annotated[
         str,
-        typer.Option(metavar="NAME", help="the training loop: toolkit, trainer, trainer-4.48, trl"),
+        typer.Option(
+            metavar="NAME[@VERSION]", help="the training loop: toolkit, bare, accelerate, trainer, trainer@4.48, trl"
+        ),
     ] = "toolkit",
+    loop_set: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="a habit of that loop: held_outputs, autocast, prepare_for_kbit, float32_base, double_quant, "
+            "reentrant (true or false), kernel (fused or foreach)",
+        ),
+    ] = None,
     fit: Annotated[
         list[str] | None,
         typer.Option(
@@ -58,8 +75,20 @@ def plan(
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="where the bytes are, and what more would cost")] = False,
     price: Annotated[
-        list[str] | None, typer.Option(metavar="[NAME=]NUMBER", help="price of an hour of one device, for costs")
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]NUMBER|FILE", help="price of an hour of one device, or a YAML file of NAME: NUMBER"
+        ),
     ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="COUNT",
+            parser=tokens_option,
+            help="tokens of the training data, for example 10M: steps, time and cost of the run",
+        ),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="how often the run reads them (run.epochs)")] = None,
     disk: Annotated[
         float | None, typer.Option(help="GB/s of a node's disk: how long loading, saving and resuming take")
     ] = None,
@@ -79,5 +108,6 @@ def plan(
         recipe, tuple(overrides or ()), gpu, memory, gpus, nodes, gpu_table, link, lora, length, micro,
         headroom, every, scale, calibrate, output, json_target, page, loop,
         tuple(fit or ()), explain, tuple(price or ()), images, image_size, disk, not no_cache,
+        qlora, full, tokens, epochs, tuple(loop_set or ()),
     )  # fmt: skip
     raise typer.Exit(plan_command(request))

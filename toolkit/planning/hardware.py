@@ -13,15 +13,17 @@ from typing import Any
 import yaml
 
 from toolkit.errors import InputError
+from toolkit.planning.device_rows import FP16, ROWS
 
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Device:
-    """``memory``: GiB that PyTorch may use. ``bf16``: TFLOP/s. ``bandwidth``: GB/s of device memory. ``link``: GB/s
-    per direction to the other devices of a node. ``pcie``: GB/s per direction to the host. ``source``: where that is
-    written."""
+    """``memory``: GiB that PyTorch may use. ``bf16``: TFLOP/s; 0: it has none, or it is not known. ``bandwidth``: GB/s
+    of device memory. ``link``: GB/s per direction to the other devices of a node. ``pcie``: GB/s per direction to the
+    host. ``source``: where that is written. ``fp16``: TFLOP/s, None: as ``bf16``. ``fp32``: without TF32, None: half of
+    ``bf16``."""
 
     name: str
     memory: float
@@ -30,55 +32,34 @@ class Device:
     link: float
     pcie: float
     source: str
+    fp16: float | None = None
+    fp32: float | None = None
+
+    def rate(self, dtype: str) -> float:
+        """Dense TFLOP/s of matrix products in a dtype of torch's name; 0 where it is not known, or not there."""
+        if dtype == "float32":
+            return self.bf16 / 2 if self.fp32 is None else self.fp32
+        return self.fp16 if dtype == "float16" and self.fp16 is not None else self.bf16
+
+    def lacks(self, dtype: str) -> bool:
+        """Whether the device computes, but not in ``dtype``: bfloat16 came after Volta and Turing."""
+        return not self.rate(dtype) and self.rate("float32") > 0
 
     @property
     def bytes(self) -> int:
         return int(self.memory * GIB)
 
 
-# Memory is what PyTorch says that it may use («GPU 0 has a total capacity of …»), less than the data sheet's round
-# number: the driver keeps some, and error correction takes a sixteenth of GDDR6. Where only the driver's own total
-# (nvidia-smi) was found, 0.6 GiB are taken off; where both were found they differ by 0.46 to 0.57.
-# A source in brackets is where a row's numbers were read, since data sheets themselves could not be; «unchecked» is
-# what no source was found for.
 def _table() -> dict[str, Device]:
-    rows: list[tuple[str, float, float, float, float, float, str]] = [
-        ("b200", 178.3, 2250, 7672, 900, 64, "NVIDIA HGX B200 [memory, bandwidth: github.com/pytorch/ao/pull/4002; "
-         "rate, NVLink: glennklockwood.com/garden/processors/B200; PCIe as H100, unchecked]"),
-        ("h200", 139.8, 989, 4800, 450, 64, "NVIDIA H200 SXM [rate, bandwidth: github.com/meta-pytorch/tritonbench/"
-         "issues/78; links: saulelectric.com/nvidia-h200.html; memory unchecked]"),
-        ("h100", 79.1, 989, 3350, 450, 64, "NVIDIA H100 SXM5 [memory: github.com/vllm-project/vllm/issues/27508; rate, "
-         "bandwidth: github.com/meta-pytorch/tritonbench/issues/78; links: saulelectric.com/nvidia-h200.html]"),
-        ("h100-pcie", 79.1, 756, 2000, 64, 64, "NVIDIA H100 PCIe [bandwidth, PCIe: product brief PB-11133-001; "
-         "rate unchecked; memory as the SXM5's]"),
-        ("a100-80gb", 79.4, 312, 2039, 300, 32, "NVIDIA A100 SXM4 80 GB [memory: github.com/NVIDIA/mig-parted/issues/31"
-         "; others: glennklockwood.com/garden/processors/A100, from the data sheet]"),
-        ("a100-80gb-pcie", 79.4, 312, 1935, 32, 32, "NVIDIA A100 PCIe 80 GB [bandwidth, PCIe: thundercompute.com/blog/"
-         "nvidia-a100-specs-full-guide; others as the SXM4's]"),
-        ("a100-40gb", 39.4, 312, 1555, 300, 32, "NVIDIA A100 SXM4 40 GB [memory: github.com/modal-labs/modal-client/"
-         "pull/2797; others: glennklockwood.com/garden/processors/A100, from the data sheet]"),
-        ("l40s", 44.4, 362, 864, 32, 32, "NVIDIA L40S [memory: github.com/stepfun-ai/Step-Video-T2V/issues/8; others: "
-         "mullet.se, product 355414, the data sheet's table]"),
-        ("l4", 22.0, 121, 300, 32, 32, "NVIDIA L4 [memory: github.com/ArcInstitute/evo2/issues/190; others: "
-         "grokipedia.com/page/NVIDIA_L4_vs_L40S, half of the rate with sparsity]"),
-        ("a10", 21.9, 125, 600, 32, 32, "NVIDIA A10 [memory: github.com/modal-labs/modal-client/pull/2797; bandwidth: "
-         "baseten.co/blog/nvidia-a10-vs-a10g-for-ml-model-inference; rate: four times FP32's 31.2, sysrqmts.com]"),
-        ("rtx6000-ada", 44.4, 364, 960, 32, 32, "NVIDIA RTX 6000 Ada, error correction on [memory: github.com/DINGYANB/"
-         "MTVCrafter/issues/21; others: grafikkarten.com, rate four times FP32's 91.1]"),
-        ("rtxa6000", 47.4, 155, 768, 32, 32, "NVIDIA RTX A6000 [bandwidth, PCIe: servethehome.com, RTX A6000; rate: "
-         "llmperf.net/categories/gpu/Nvidia-A6000-GPUs; memory unchecked]"),
-        ("rtx5090", 31.3, 209.5, 1792, 64, 64, "NVIDIA GeForce RTX 5090 [memory: github.com/Wan-Video/Wan2.1/issues/465"
-         "; others: spheron.network/blog/nvidia-rtx-5090-specs, a quarter of FP16's 838 with sparsity and FP16 sums]"),
-        ("rtx4090", 23.5, 165.2, 1008, 32, 32, "NVIDIA GeForce RTX 4090 [memory: github.com/Soul-AILab/SoulX-FlashTalk/"
-         "issues/5; others: waredb.com/processor/nvidia-geforce-rtx-4090]"),
-        ("rtx3090", 23.4, 71, 936, 32, 32, "NVIDIA GeForce RTX 3090 [memory: github.com/noonghunna/club-3090/issues/390"
-         "; rate: twice FP32's 35.6; bandwidth unchecked]"),
-    ]  # fmt: skip
-    return {row[0]: Device(*row) for row in rows}
+    return {
+        name: Device(name, memory, bf16, bandwidth, link, pcie, source, FP16.get(name), fp32)
+        for name, memory, bf16, fp32, bandwidth, link, pcie, source in ROWS
+    }
 
 
 def devices(extra: str | None = None) -> dict[str, Device]:
-    """The table by name, with the rows of a user's YAML file (name: {memory, bf16, bandwidth, link, pcie}) over it.
+    """The table by name, with the rows of a user's YAML file (name: {memory, bf16, bandwidth, link, pcie}, and fp16,
+    fp32 where they are others) over it.
 
     Raises InputError if the file cannot be read or a row lacks a number.
     """
@@ -98,11 +79,12 @@ def devices(extra: str | None = None) -> dict[str, Device]:
 
 def _row(file: str, name: str, row: Any) -> Device:
     keys = ("memory", "bf16", "bandwidth", "link", "pcie")
-    if not isinstance(row, dict) or any(not _positive(row.get(key)) for key in keys):
+    more = [key for key in ("fp16", "fp32") if isinstance(row, dict) and key in row]
+    if not isinstance(row, dict) or any(not _positive(row.get(key)) for key in (*keys, *more)):
         raise InputError(f"{file}: {name}: needs {', '.join(keys)} as numbers above 0 (GiB, TFLOP/s, GB/s)")
-    if unknown := sorted(set(row) - {*keys, "source"}):
+    if unknown := sorted(set(row) - {*keys, *more, "source"}):
         raise InputError(f"{file}: {name}: unknown key {unknown[0]}")
-    numbers = {key: float(row[key]) for key in keys}
+    numbers = {key: float(row[key]) for key in (*keys, *more)}
     return Device(name=name, **numbers, source=str(row.get("source", file)))
 
 

@@ -32,13 +32,15 @@ class Place:
 @dataclass
 class Memory:
     """``phases``: the highest bytes of each; ``breakdown``: the terms at the highest of all; ``line``: one step,
-    place by place, without loading and saving. ``stays``: bytes of weights and moments, for the whole step."""
+    place by place, without loading and saving. ``stays``: bytes of weights and moments, for the whole step. ``held``:
+    those and the gradients, which the update finds."""
 
     phases: dict[str, int] = field(default_factory=dict)
     breakdown: dict[str, int] = field(default_factory=dict)
     peak: int = 0
     peak_phase: str = ""
     stays: int = 0
+    held: int = 0
     line: list[Place] = field(default_factory=list)
 
     def see(self, phase: str, terms: dict[str, int]) -> None:
@@ -85,6 +87,7 @@ def walk(points: Iterable[Point], held: MemoryModel, accumulation: int) -> Memor
     held.pass_on()
     moment = held.finish_backward()
     memory.see("reduce", _terms(held, 0, 0, moment))
+    memory.held = memory.stays + held.gradients
     memory.see("step", _terms(held, 0, 0, held.step()))
     memory.see("save", nothing | held.resident | {"communication": held.resident["communication"] + held.saving()})
     return memory

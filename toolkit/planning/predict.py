@@ -12,7 +12,7 @@ from toolkit.model.chunk_size import chunk_rows
 from toolkit.planning import cache, reuse
 from toolkit.planning.contents import Contents
 from toolkit.planning.images import Images
-from toolkit.planning.loops import LOOPS, Loop
+from toolkit.planning.loops import LOOPS, Loop, loop_named
 from toolkit.planning.memory import Memory, walk, walk_evaluation
 from toolkit.planning.profile import Point, evaluated, expand, held_bytes, interpolate, leaking
 from toolkit.planning.segments import Segment, Shape, Traced
@@ -40,7 +40,12 @@ class Model:
         from toolkit.planning.skeleton import build, build_as_is
 
         if self.loop.model is None:
-            return build(self.resolved)
+            if self.loop.double_quant:
+                return build(self.resolved)
+            from toolkit.planning.loops.bare import one_level
+
+            with one_level():
+                return build(self.resolved)
         trained = self.loop.trained(self.resolved)
         return build_as_is(trained, self.loop.model(trained))
 
@@ -75,7 +80,7 @@ class Planner:
 
         Raises InputError if the model cannot be built from its config.
         """
-        found = LOOPS[loop] if isinstance(loop, str) else loop
+        found = loop_named(loop) if isinstance(loop, str) else loop
         images = images or Images.of(resolved, None, None)
         planner = reuse.kept(resolved, length, found, images)
         if planner is None:

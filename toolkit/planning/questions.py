@@ -4,6 +4,7 @@ device that fit, by prediction alone."""
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,7 @@ class Answer:
             "answer": self.value,
             "text": self.text,
             "change": self.change,
+            "devices": None if found is None else found.resolved.world_size,
             "strategy": None if found is None else found.resolved.recipe.strategy.name,
             "peak_bytes": None if found is None else found.peak,
             "usable_bytes": None if found is None else found.usable,
@@ -71,70 +73,133 @@ def cost(candidate: Candidate, price: float | None) -> float | None:
     return candidate.seconds.total / 3600 * price * candidate.resolved.world_size
 
 
-def largest(fits: Callable[[int], bool], highest: int) -> int:
-    """The largest number from 1 to ``highest`` of those that fit, all smaller ones too; 0 if 1 does not."""
-    low, high = 0, 1
-    while high < highest and fits(high):
-        low, high = high, min(2 * high, highest)
-    if high == highest and fits(high):
-        return high
+def largest(over: Callable[[int], float], highest: int, first: int = 1) -> int:
+    """The largest size from 1 to ``highest`` that fits, ``over`` saying by how much each is too large (0 or less: it
+    fits), all smaller ones too; 0 if 1 does not. Bytes grow about in proportion, so a line through the two sizes next
+    to the answer says where to look; what that leaves open is halved. ``first``: where to begin."""
+    low, high = 0, highest + 1
+    known: dict[int, float] = {}
+    size = max(1, min(first, highest))
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        known[size] = over(size)
+        low, high = (size, high) if known[size] <= 0 else (low, size)
+        size = (low + high) // 2 if len(known) % 4 == 0 else _where_line_ends(known, low, high, size)
+        size = min(max(size, low + 1), high - 1)
     return low
 
 
-def _found(search: Search, highest: int, at: Callable[[int], Candidate]) -> tuple[int, Candidate | None]:
-    known: dict[int, Candidate] = {}
+def _where_line_ends(known: dict[int, float], low: int, high: int, last: int) -> int:
+    """The largest size that fits by the two known ones nearest to the answer; with one, twice or half of it."""
+    if len(known) == 1:
+        return 2 * last if low == last else last // 2
+    one, two = sorted(sorted(known, key=lambda size: min(abs(size - low), abs(size - high)))[:2])
+    slope = (known[two] - known[one]) / (two - one)
+    return math.floor(one - known[one] / slope) if slope > 0 else (low + high) // 2
 
-    def fits(size: int) -> bool:
-        known[size] = at(size)
-        return known[size].fits
 
-    best = largest(fits, highest)
-    return best, known.get(best)
+def _found(
+    search: Search, highest: int, at: Callable[[Resolved, int], Candidate], first: int = 1
+) -> tuple[int, Candidate | None]:
+    """The largest size that fits, under the recipe's strategy, or under any where that is the plan's to choose: the one
+    that lasts longest."""
+    best: tuple[int, Candidate | None] = 0, None
+    for way in _strategies(search):
+        known: dict[int, Candidate] = {}
+
+        def over(size: int, way: Resolved = way, known: dict[int, Candidate] = known) -> float:
+            if size not in known:
+                known[size] = at(way, size)
+            return known[size].needed - known[size].usable
+
+        beaten = best[0] + 1
+        if best[1] is not None and (beaten > highest or over(beaten) > 0):
+            continue  # no more than what is known
+        if size := largest(over, highest, max(first, beaten)):
+            best = size, known[size]
+    if best[1] is not None and best[1].resolved.recipe.strategy.name != search.asked.recipe.strategy.name:
+        own = at(search.asked, best[0])
+        return (best[0], own) if own.fits else best
+    return best
+
+
+def _strategies(search: Search) -> list[Resolved]:
+    """The recipe, and under every other strategy where nobody asked for one: without offload, that which shards most
+    first, since it is the most likely to take the largest."""
+    if search.start is None or not search.start.any_strategy or search.asked.world_size == 1:
+        return [search.asked]
+    ways = [way for name in strategies() if (way := search.variant({"name": name}, {}, search.asked.micro_size))]
+    own = search.asked.recipe.strategy.name
+    return sorted(ways, key=lambda way: (-len(way.traits.shards), way.recipe.strategy.name != own))
+
+
+def _under(search: Search, found: Candidate) -> tuple[str, str]:
+    """How the answer's candidate is trained, in words and as an override, where that is not as the recipe says."""
+    name = found.resolved.recipe.strategy.name
+    peak = f", {found.needed / GIB:.1f} of {found.usable / GIB:.1f} GiB"
+    other = name != search.asked.recipe.strategy.name
+    return (f" under {name}{peak}", f" strategy.name={name}") if other else (peak, "")
 
 
 def _length(search: Search) -> Answer:
     made_for = limits_of(search.asked.recipe, search.asked.facts).rows
     limit = 1 << 20 if made_for is None else made_for.tokens
 
-    def at(steps: int) -> Candidate:
-        planner = search.planner.of_length(min(steps * _STEP, limit))
-        return search.candidate(search.asked, planner=planner)
+    planners = {search.planner.length: search.planner}
 
-    steps, found = _found(search, -(-limit // _STEP), at)
+    def at(way: Resolved, steps: int) -> Candidate:
+        tokens = min(steps * _STEP, limit)
+        if tokens not in planners:
+            planners[tokens] = search.planner.of_length(tokens)
+        return search.candidate(way, planner=planners[tokens])
+
+    steps, found = _found(search, -(-limit // _STEP), at, search.planner.length // _STEP)
     if found is None:
         return Answer("length", None, f"rows of {_STEP} tokens do not fit")
     length = min(steps * _STEP, limit)
     more = ", the model's own limit" if length == limit else ""
-    return Answer("length", length, f"rows of up to {length:,} tokens fit{more}", f"data.max_length={length}", found)
+    how, change = _under(search, found)
+    text = f"rows of up to {length:,} tokens fit{how}{more}"
+    return Answer("length", length, text, f"data.max_length={length}{change}", found)
 
 
 def _micro(search: Search) -> Answer:
-    def at(micro: int) -> Candidate:
+    def at(way: Resolved, micro: int) -> Candidate:
         batch = {"micro_size": micro, "accumulation": search.asked.accumulation}
-        return search.candidate(_variant(search, batch=batch))
+        strategy = way.recipe.strategy.model_dump(exclude_unset=True)
+        return search.candidate(_variant(search, batch=batch, strategy=strategy))
 
     micro, found = _found(search, _ROWS, at)
     if found is None:
         return Answer("micro", None, "a micro-batch of one row does not fit")
-    return Answer("micro", micro, f"micro-batches of up to {micro} rows fit", f"batch.micro_size={micro}", found)
+    how, change = _under(search, found)
+    return Answer("micro", micro, f"micro-batches of up to {micro} rows fit{how}", f"batch.micro_size={micro}{change}",
+                  found)  # fmt: skip
 
 
 def _gpus(search: Search) -> Answer:
     asked = search.asked.recipe.strategy.name
+    free = search.start is not None and search.start.any_strategy
     count = 1
     while count <= _DEVICES:
         fitting = [c for c in on_devices(search, count) if c.fits]
-        own = [c for c in fitting if c.resolved.recipe.strategy.name == asked]
+        own = [] if free else [c for c in fitting if c.resolved.recipe.strategy.name == asked]
         if best := choose(own or fitting):
-            machine, name = best.resolved.recipe.machine, best.resolved.recipe.strategy.name
-            change = f"--gpus {machine.processes} --nodes {machine.nodes} strategy.name={name}"
-            change += "".join(f" {override}" for override in _axes(search.asked, best.resolved))
-            return Answer("gpus", count, f"{count} × {search.device.name} under {name}", change, best)
+            change = _devices_flags(search, best)
+            text = f"{count} × {search.device.name} under {best.resolved.recipe.strategy.name}, {_share(best)}"
+            return Answer("gpus", count, text, change, best)
         count *= 2
     return Answer("gpus", None, f"{_DEVICES} × {search.device.name} are too few under every strategy")
+
+
+def _share(found: Candidate) -> str:
+    return f"{found.needed / GIB:.1f} of {found.usable / GIB:.1f} GiB each"
+
+
+def _devices_flags(search: Search, found: Candidate) -> str:
+    """What plans ``found``, on its number of devices."""
+    machine, name = found.resolved.recipe.machine, found.resolved.recipe.strategy.name
+    change = f"--gpus {machine.processes} --nodes {machine.nodes} strategy.name={name}"
+    return change + "".join(f" {override}" for override in _axes(search.asked, found.resolved))
 
 
 def _axes(asked: Resolved, found: Resolved) -> list[str]:
@@ -151,7 +216,10 @@ def on_devices(search: Search, count: int) -> Iterable[Candidate]:
     """The recipe under every strategy on ``count`` devices, at most 8 a node, with its micro-batch and accumulation:
     rows, layers and experts divided as it says, where as many devices are there, and undivided."""
     per_node, asked = min(count, 8), search.asked.mesh
-    batch = {"micro_size": search.asked.micro_size, "accumulation": search.asked.accumulation}
+    micro = search.asked.micro_size
+    batch = {"micro_size": micro, "accumulation": search.asked.accumulation}
+    if search.start is not None and search.start.any_count and search.asked.global_size % (count * micro) == 0:
+        batch = {"micro_size": micro, "global_size": search.asked.global_size}
     own = search.asked.recipe.model_dump(exclude_unset=True)
     machine = own.get("machine", {}) | {"processes": per_node, "nodes": count // per_node}
     for name, strategy in strategies().items():
@@ -169,23 +237,57 @@ def on_devices(search: Search, count: int) -> Iterable[Candidate]:
                 yield search.candidate(_variant(search, strategy=way, machine=machine, batch=batch))
 
 
+_COUNTS = (1, 2, 4, 8)
+"""Devices of a node, of which a model without a recipe may take any number."""
+_AS_CHEAP = 0.02
+"""Costs within this fraction are equal, and the fewest devices are the answer."""
+
+
 def _gpu(search: Search, table: Iterable[Device], prices: dict[str, float]) -> Answer:
-    fitting = []
-    for device in table:
-        one = search.on(device)
-        candidate = one.candidate(search.asked)
-        if candidate.fits:
-            fitting.append((device, candidate, cost(candidate, prices.get(device.name))))
+    """The cheapest for a token, where prices are known, else the fewest and of those the smallest."""
+    several = search.start is not None and search.start.any_count
+    if several:
+        ways = [way for count in _COUNTS for way in on_devices(search, count)]
+    else:
+        ways = [search.candidate(search.asked)]
+    fitting: list[tuple[Device, Candidate]] = []
+    for device in (one for one in table if not one.lacks(search.asked.precision.compute)):
+        there = search.on(device)
+        moved = [one for way in ways if (one := there.moved(way)).fits]
+        for count in sorted({one.resolved.world_size for one in moved}):
+            best = choose([one for one in moved if one.resolved.world_size == count])
+            fitting += [] if best is None else [(device, best)]
     if not fitting:
         return Answer("gpu", None, "no device of the table is large enough")
-    priced = [one for one in fitting if one[2] is not None]
+    paid = [(device, one, cost(one, prices.get(device.name))) for device, one in fitting]
+    priced = [(device, one, step / one.resolved.global_size) for device, one, step in paid if step is not None]
     if priced:
-        device, candidate, paid = min(priced, key=lambda one: one[2] or 0.0)
-        why = f"cheapest of {len(priced)} that fit and have a price, {paid:.4g} a step"
-    else:
-        device, candidate, paid = min(fitting, key=lambda one: (one[0].memory, one[0].bf16))
-        why = f"smallest of {len(fitting)} that fit"
-    return Answer("gpu", device.name, f"{device.name}, the {why}", f"--gpu {device.name}", candidate, paid)
+        cheapest = min(row for _, _, row in priced)
+        as_cheap = [item for item in priced if item[2] <= cheapest * (1 + _AS_CHEAP)]
+        device, best, row = min(as_cheap, key=lambda item: (item[1].resolved.world_size, item[2]))
+        step = row * best.resolved.global_size
+        token = row / search.planner.length * 1e6
+        paid_for = f"{step:.4g} a step, {token:.4g} a million tokens"
+        why = f"the cheapest of {len(priced)} ways that fit and have a price, {paid_for}"
+        return _of_device(search, device, best, why, several, step)
+    device, best = min(fitting, key=lambda item: (item[1].resolved.world_size, item[0].memory, item[0].bf16))
+    why = f"the smallest of {len({each.name for each, _ in fitting})} that fit"
+    others = []
+    for count in (count for count in _COUNTS if count > best.resolved.world_size):
+        enough = [item for item in fitting if item[1].resolved.world_size == count]
+        if enough and (least := min(enough, key=lambda item: (item[0].memory, item[0].bf16)))[0].memory < device.memory:
+            others.append(f"{count} × {least[0].name} under {least[1].resolved.recipe.strategy.name}")
+            device_limit = least[0].memory
+            fitting = [item for item in fitting if item[0].memory < device_limit]
+    more = f"; several smaller ones: {', '.join(others)}" if others else ""
+    return _of_device(search, device, best, why + more, several, None)
+
+
+def _of_device(search: Search, device: Device, found: Candidate, why: str, several: bool, step: float | None) -> Answer:
+    count, name = found.resolved.world_size, found.resolved.recipe.strategy.name
+    how = f"{count} × {device.name} under {name}" if count > 1 else device.name
+    flags = f"--gpu {device.name}" + (f" {_devices_flags(search, found)}" if several and count > 1 else "")
+    return Answer("gpu", device.name, f"{how}, {_share(found)}: {why}", flags, found, step)
 
 
 def _model(search: Search) -> Answer:
@@ -195,20 +297,22 @@ def _model(search: Search) -> Answer:
     kept = {key: value for key, value in config.items() if key != "_name_or_path"}
     counted: dict[int, int] = {}
 
-    def at(layers: int) -> Candidate:
+    def at(way: Resolved, layers: int) -> Candidate:
         model = search.asked.recipe.model.model_dump(exclude_unset=True, exclude={"path"})
-        varied = _variant(search, model=model | {"config": with_layers(kept, layers)})
+        strategy = way.recipe.strategy.model_dump(exclude_unset=True)
+        varied = _variant(search, model=model | {"config": with_layers(kept, layers)}, strategy=strategy)
         planner = Planner.of(varied, search.planner.length, search.planner.loop, search.planner.images)
         counted[layers] = planner.holdings.elements(whole=True)
         return search.candidate(varied, planner=planner)
 
-    layers, found = _found(search, _LAYERS, at)
+    layers, found = _found(search, _LAYERS, at, config["num_hidden_layers"])
     if found is None:
         return Answer("model", None, "one layer of this width does not fit")
-    text = f"{layers} layers of this width fit, {counted[layers] / 1e9:.2f} billion weights"
+    how, strategy = _under(search, found)
+    text = f"{layers} layers of this width fit, {counted[layers] / 1e9:.2f} billion weights{how}"
     varied = with_layers(kept, layers)
     change = " ".join(_override(key, value) for key, value in varied.items() if value != kept[key])
-    return Answer("model", layers, text, change or f"model.config.num_hidden_layers={layers}", found)
+    return Answer("model", layers, text, (change or f"model.config.num_hidden_layers={layers}") + strategy, found)
 
 
 def _override(key: str, value: Any) -> str:

@@ -37,6 +37,6 @@ def reached(device: str) -> Reached:
         return AMPERE
     if device.startswith("h100"):
         return HOPPER
-    if device.startswith(("h200", "b200")):
+    if device.startswith(("h200", "gh200", "b200", "b300")):
         return replace(HOPPER, low=ELSEWHERE.low, high=ELSEWHERE.high)
     return ELSEWHERE

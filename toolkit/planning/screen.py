@@ -23,7 +23,7 @@ _BAR, _SHORT_BAR = 24, 10
 """Columns of a bar; the second where the terminal has fewer than 110."""
 # What stays, what a forward leaves, logits and loss, buffers and reserve.
 _SHADES = (("parameters", "█"), ("gradients", "█"), ("optimizer", "█"), ("activations", "▒"), ("loss", "▓"),
-           ("communication", "░"), ("reserve", "░"))  # fmt: skip
+           ("communication", "░"), ("reserve", "░"), ("cache", "░"))  # fmt: skip
 
 
 def show(
@@ -54,7 +54,7 @@ def screen(
     colour: bool = False,
 ) -> list[str]:
     """The lines of the plan, each at most ``columns`` wide."""
-    from toolkit.planning.loops import LOOPS
+    from toolkit.planning.loops import loop_named
 
     asked, one = search.asked, candidates[0]
     recipe, device = asked.recipe, search.device
@@ -80,7 +80,7 @@ def screen(
     told = []
     if not request.every:
         told.append(f"  … {len(candidates) - len(shown)} more; --all shows every candidate")
-    told.append("  █ weights, gradients, optimizer  ▒ activations  ▓ logits and loss  ░ buffers, context")
+    told.append("  █ weights, gradients, optimizer  ▒ activations  ▓ logits and loss  ░ buffers, context, cache")
     told += ["", f"one step of {one.label}", *_time_lines(one, min(72, columns - 4)), _peak_line(one)]
     if one.fits and (ends := one.interval) is not None:
         told.append(
@@ -102,8 +102,8 @@ def screen(
         told += ["", *_scale_table(scaled, search.planner.length, request.every, columns)]
     if answers is not None:
         told += answers.lines()
-    if request.loop != "toolkit":
-        told.append(f"planned for the loop of {LOOPS[request.loop].title}")
+    if search.loop != "toolkit":
+        told.append(f"planned for the loop of {loop_named(search.loop).title}")
     if asked.device == "cuda":
         told.append(f"{_of_times(search)}, see docs/planning.md")
     if chosen is not None:
@@ -117,7 +117,7 @@ def screen(
 
 def _of_times(search: Search) -> str:
     rates = search.rates
-    if not rates.by_kernel or not search.device.bf16:
+    if not rates.by_kernel or not search.device.rate(search.asked.precision.compute):
         return "not measured on a GPU yet: context is an assumption"
     low, high = rates.spread
     return (
@@ -140,7 +140,7 @@ def best_of_each(candidates: list[Candidate], chosen: Candidate | None) -> list[
 
 def _rank(candidate: Candidate) -> tuple[Any, ...]:
     seconds = candidate.seconds.total if candidate.seconds and candidate.fits else 0.0
-    return not candidate.fits, seconds, candidate.peak
+    return not candidate.fits, seconds, candidate.needed
 
 
 def _table(shown: list[Candidate], chosen: Candidate | None, why: str, columns: int, colour: bool) -> list[str]:
@@ -154,7 +154,7 @@ def _table(shown: list[Candidate], chosen: Candidate | None, why: str, columns: 
     label = min(max(len(c.label) for c in shown), columns - 4 - wide_bar - numbers)
     lines = [f"  {'':{label}}  {'':{wide_bar}} " + "".join(f"  {head}" for head in heads)]
     for one in shown:
-        cells = [f"{one.peak / GIB:6.1f}"]
+        cells = [f"{one.needed / GIB:6.1f}"]
         if one.seconds is not None and one.tokens_per_second is not None:
             cells += [f"{timed(one.seconds.total):>9}", f"{one.tokens_per_second:>9,.0f}"][: len(heads) - 1]
         first, *more = textwrap.wrap(one.label, label, break_long_words=False, break_on_hyphens=False)
@@ -176,9 +176,10 @@ def _table(shown: list[Candidate], chosen: Candidate | None, why: str, columns: 
 
 def _bar(candidate: Candidate, columns: int) -> str:
     """A bar of ``columns`` for the whole device; longer bars are truncated."""
+    shares = candidate.shares
     bar, total = "", 0
     for term, shade in _SHADES:
-        total += candidate.breakdown.get(term, 0)
+        total += shares.get(term, 0)
         until = round(columns * total / candidate.capacity)
         bar += shade * max(0, min(columns, until) - len(bar))
     return f"{bar:·<{columns}}"

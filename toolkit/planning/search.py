@@ -6,17 +6,21 @@ import contextlib
 import copy
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from toolkit.errors import InputError
-from toolkit.planning.allocator import CONTEXT, Parts, process_interval
+from toolkit.planning.allocator import Parts, fixed, process_interval
 from toolkit.planning.candidate import UNSHARDED, Candidate
 from toolkit.planning.hardware import Device
 from toolkit.planning.images import Images
 from toolkit.planning.loops import check_loop
+from toolkit.planning.memory import Memory
 from toolkit.planning.predict import Planner
+from toolkit.planning.stages import Stage
+from toolkit.planning.starting import Start
 from toolkit.planning.storage import Storage
-from toolkit.planning.time import Rates, exchanged, staged_seconds, step_seconds
+from toolkit.planning.time import Rates, Seconds, exchanged, staged_seconds, step_seconds
 from toolkit.recipe.expertable import FAMILIES, expert_count
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
@@ -24,9 +28,6 @@ from toolkit.recipe.strategy_names import OWN_KEYS
 from toolkit.recipe.traits import Traits
 from toolkit.strategies import resolve, strategies, strategy_of
 from toolkit.strategies.memory.base import Holdings
-
-WORKSPACE = 32 * 2**20
-"""cuBLAS workspace of one stream on Hopper, 8 MiB before (PyTorch docs, CUDA semantics, «cuBLAS workspaces»)."""
 
 _OWN = (*OWN_KEYS, "reshard_after_forward")
 _KEPT = {"sync": "last", "reshard_after_forward": False}
@@ -40,25 +41,27 @@ class Search:
         self,
         asked: Resolved,
         device: Device,
-        headroom: float,
+        headroom: float | None,
         rates: Rates,
         loop: str = "toolkit",
         images: Images | None = None,
-        note: str | None = None,
+        start: Start | None = None,
     ) -> None:
-        """``note``: how ``asked`` differs from the user's recipe, for the screen."""
-        self.note = note
+        """``headroom``: the part of the memory that is kept free; None: 5 % of a host's, nothing of a GPU's, since what
+        nvidia-smi will show decides there. ``start``: where ``asked`` is from, which of its values nobody asked for,
+        and notes for the screen."""
+        self.start = start
         self.asked = asked
         self.device = device
         self.rates = rates
-        self.headroom = headroom
+        self.headroom = headroom = (0.05 if asked.device == "cpu" else 0.0) if headroom is None else headroom
         self.usable = int(device.bytes * (1 - headroom))
         self.loop = loop
         self.planner = Planner.of(asked, asked.recipe.data.max_length, loop, images)
 
     def notes(self) -> list[str]:
         """What the plan is of, in words, where the recipe does not say it."""
-        return [*([] if self.note is None else [self.note]), *self.planner.notes()]
+        return [*(() if self.start is None else self.start.notes), *self.planner.notes()]
 
     def on(self, device: Device) -> Search:
         """The same search on another device, with the traces of this one."""
@@ -82,12 +85,11 @@ class Search:
         if stages:
             largest, memory = max(stages, key=lambda stage: stage[1].peak)
             holdings = largest.holdings
-            seconds = staged_seconds(resolved, [stage for stage, _ in stages], segments, self.device, self.rates)
         else:
             memory = planner.memory(resolved)
-            seconds = step_seconds(resolved, holdings, segments, self.device, self.rates, away)
+        seconds = self._seconds(resolved, planner, [stage for stage, _ in stages])
         held = strategy_of(resolved).memory_model()(holdings, resolved)
-        reserve = _reserve(resolved)
+        reserve = self._reserve(resolved)
         storage = Storage.of(held)
         if stages:
             whole = strategy_of(resolved).memory_model()(planner.holdings, resolved)
@@ -101,13 +103,41 @@ class Search:
                 sent |= {one.axis: resolved.accumulation * one.size}
         if stages:
             sent["pipeline"] = max(stage.sent(resolved.accumulation) for stage, _ in stages)
-        on_gpu = resolved.device == "cuda"
-        interval = process_interval(Parts.of(memory), self.device.bytes) if on_gpu else None
+        parts = self._parts(resolved, memory)
+        interval = None if parts is None else process_interval(parts, self.device.bytes)
         return Candidate(
             resolved, memory, reserve, host, seconds, self.device.bytes, self.usable, asked, loading,
             storage,
-            sent, interval, self.loop, [(stage.blocks, memory.peak + reserve) for stage, memory in stages],
+            sent, interval, self.loop, parts, [(stage.blocks, memory.peak + reserve) for stage, memory in stages],
         )  # fmt: skip
+
+    def _reserve(self, resolved: Resolved) -> int:
+        return fixed(self.device.name, resolved.world_size) if resolved.device == "cuda" else 0
+
+    def _parts(self, resolved: Resolved, memory: Memory) -> Parts | None:
+        if resolved.device != "cuda":
+            return None
+        return Parts.of(memory, self.device.name, resolved.world_size, "weights" in resolved.traits.shards)
+
+    def _seconds(self, resolved: Resolved, planner: Planner, stages: list[Stage]) -> Seconds | None:
+        segments = planner.segments_of(resolved)
+        if stages:
+            return staged_seconds(resolved, stages, segments, self.device, self.rates)
+        away = planner.away(resolved)
+        return step_seconds(resolved, planner.holdings, segments, self.device, self.rates, away)
+
+    def moved(self, candidate: Candidate) -> Candidate:
+        """``candidate``, of this planner's rows, on this search's device, without a time where it does not fit."""
+        parts = self._parts(candidate.resolved, candidate.memory)
+        interval = None if parts is None else process_interval(parts, self.device.bytes)
+        reserve = self._reserve(candidate.resolved)
+        there = replace(candidate, capacity=self.device.bytes, usable=self.usable, interval=interval, seconds=None,
+                        parts=parts, reserve=reserve)  # fmt: skip
+        if not there.fits:
+            return there
+        planner = self.planner.for_layers_of(candidate.resolved)
+        stages = [stage for stage, _ in planner.by_stage(candidate.resolved)]
+        return replace(there, seconds=self._seconds(candidate.resolved, planner, stages))
 
     def all(self, every: bool = False) -> list[Candidate]:
         """The recipe's own candidate, then every other strategy, offload, checkpointing and micro-batch size.
@@ -155,7 +185,7 @@ class Search:
             able = c.fits and c.seconds is not None and recipe.strategy.offload != "all"
             if able and UNSHARDED in (c.resolved.traits.validated or ()) and not c.resolved.unsharded_blocks:
                 name = recipe.strategy.name
-                fastest[name] = min(c, fastest.get(name, c), key=_seconds)
+                fastest[name] = min(c, fastest.get(name, c), key=_total)
         return [more for c in fastest.values() if (more := self._most_unsharded(c)) is not None]
 
     def _most_unsharded(self, candidate: Candidate) -> Candidate | None:
@@ -218,7 +248,7 @@ class Search:
         for holdings in self.planner.for_layers_of(resolved).holdings_of(resolved):
             held = strategy_of(resolved).memory_model()(holdings, resolved)
             found = max(found, sum(held.resident.values()), held.loading() if held.overlap else 0)
-        return found + _reserve(resolved)
+        return found + self._reserve(resolved)
 
     def shorter(self, length: int, rows: int) -> Iterator[tuple[str, Candidate]]:
         """The asked way with shorter rows; packed, first with so many more of them that a step has as many tokens."""
@@ -330,12 +360,8 @@ class Search:
             return None
 
 
-def _seconds(candidate: Candidate) -> float:
+def _total(candidate: Candidate) -> float:
     return math.inf if candidate.seconds is None else candidate.seconds.total
-
-
-def _reserve(resolved: Resolved) -> int:
-    return CONTEXT + WORKSPACE if resolved.device == "cuda" else 0
 
 
 def _key(resolved: Resolved) -> tuple[Any, ...]:

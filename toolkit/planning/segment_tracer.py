@@ -16,7 +16,10 @@ from toolkit.planning.live import LiveBytes
 from toolkit.planning.meter import Meter
 from toolkit.planning.reentrant import checkpointed
 from toolkit.planning.segments import OUTSIDE, Gradient, Segment
+from toolkit.planning.target import acted_device
 from toolkit.recipe.schema import CheckpointingName
+
+_SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
 
 
 class Counter(LiveBytes):
@@ -36,6 +39,11 @@ class Counter(LiveBytes):
         formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
             self.flops += formula(*args, **kwargs, out_val=result)
+        if func is _SOFTMAX_BACKWARD and acted_device() == "cuda":
+            # The product of gradient and output is a tensor of its own there (aten/src/ATen/native/cuda/SoftMax.cu,
+            # ``softmax_backward_cuda_out``); a CPU's kernel has none.
+            grad = args[0]
+            self.peak = max(self.peak, self.live + sum(t.numel() * t.element_size() for t in (grad, result)))
         self.meter.see(func, args, kwargs, result)
 
 

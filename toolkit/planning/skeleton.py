@@ -188,7 +188,7 @@ def _meta_model(resolved: Resolved) -> nn.Module:
     config = build_config(resolved, 0)
     attention = spec.attention or "sdpa"
     if attention.startswith("flash_attention") or (attention == VARLEN and resolved.device == "cuda"):
-        attention = _flash()
+        attention = _flash(resolved.precision.compute)
     elif attention == VARLEN:
         attention = _varlen()
     elif attention == "flex_attention":
@@ -212,15 +212,23 @@ def _meta_model(resolved: Resolved) -> nn.Module:
     return model
 
 
-def _flash() -> str:
+def _flash(compute: str) -> str:
     """transformers' name of an attention that saves what a flash kernel does, whose package need not be here: sdpa,
-    which gets no mask, not even for a sliding window."""
+    which gets no mask, not even for a sliding window. float32, which norms in it make of what they are given, is copied
+    to ``compute`` first (transformers 5.23, integrations/flash_attention.py, ``get_target_dtype``): the kernels have 16
+    bits alone."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import flash_attention_mask
 
-    name = "planned_lengths"
-    AttentionInterface.register(name, sdpa_attention_forward)
+    dtype = getattr(torch, compute)
+
+    def forward(module: nn.Module, *tensors: torch.Tensor, **options: Any) -> Any:
+        given = (one.to(dtype) if getattr(one, "dtype", None) == torch.float32 else one for one in tensors)
+        return sdpa_attention_forward(module, *given, **options)
+
+    name = f"planned_lengths_{compute}"
+    AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, flash_attention_mask)
     return name
 

@@ -128,14 +128,14 @@ def amounts(segments: list[Segment], order: list[int], resolved: Resolved, devic
     written and write what the next one reads.
     """
     parts = [[0.0] * 4, [0.0] * 4]
-    half = resolved.precision.compute != "float32"
-    rate, bandwidth = device.bf16 * 1e12, device.bandwidth * 1e9
+    rate, bandwidth = device.rate(resolved.precision.compute) * 1e12, device.bandwidth * 1e9
+    wide = device.rate("float32") * 1e12
     for segment in segments:
         times = 1 if segment.block == OUTSIDE else order.count(segment.block)
         work, part = segment.work, parts[segment.backward]
         compiled = resolved.recipe.compile and segment.block != OUTSIDE
-        part[0] += times * (work.products + 2 * work.wide) / rate
-        part[1] += times * work.attention * (1 if half else 2) / rate
+        part[0] += times * (work.products / rate + work.wide / wide)
+        part[1] += times * work.attention / rate
         part[2] += times * (min(work.moved, work.operands) if compiled else work.moved) / bandwidth
         part[3] += 0 if compiled else times * work.kernels
     return Amounts(*parts[0]), Amounts(*parts[1])
@@ -179,7 +179,7 @@ def step_seconds(
 
     ``away``: bytes of a micro-batch's activations that go to the host and come back.
     """
-    if not device.bf16:
+    if not device.rate(resolved.precision.compute):
         return None
     forward, backward = computing(segments, list(holdings.order), resolved, device, rates)
     micro_batches = resolved.accumulation
@@ -215,7 +215,9 @@ def step_seconds(
                 BYTES[precision.frozen]
             )
             offload += 2 * micro_batches * weights / resolved.state_ranks / (device.pcie * 1e9 * rates.link)
-    optimizer += _whole_updates(resolved, holdings, wire, device.bf16 * 1e12 * rates.compute)
+    optimizer += _whole_updates(
+        resolved, holdings, wire, (device.bf16 or device.rate("float32")) * 1e12 * rates.compute
+    )
     if away:  # out under the forward, back under the backward
         pcie = away / (device.pcie * 1e9 * rates.link)
         offload += micro_batches * (max(0.0, pcie - forward) + max(0.0, pcie - backward))

@@ -31,12 +31,12 @@ def block_classes(facts: ModelFacts, auto_class: str, whole: bool = True) -> tup
     class makes (``AutoModel.from_config``) has blocks of its own, by its config.
     """
     name = auto_class_of(facts, auto_class)
-    sources = [_code(source) for source in model_sources(facts, name)]
+    sources = model_sources(facts, name)
     blocks: list[str] = []
-    for code in [code for code in sources if name in code.classes] or sources:
-        built = code.built(name) if name in code.classes else tuple(code.classes)
-        blocks += code.blocks(built)
-        for key, made_of in code.parts(built):
+    for source in [source for source in sources if name in _code(source).classes] or sources:
+        own, parts = _found_in(source, name)
+        blocks += own
+        for key, made_of in parts:
             if key != _WHOLE and (part := facts.part(key)) is not None:
                 blocks += block_classes(part, made_of)
             elif key == _WHOLE and whole:
@@ -136,6 +136,15 @@ def _code(source: Path) -> _Code:
         if isinstance(target, ast.Name)
     }
     return _Code(classes, tables)
+
+
+@functools.cache
+def _found_in(source: Path, name: str | None) -> tuple[list[str], list[tuple[str, str]]]:
+    """Blocks and parts of what the class ``name`` builds, or of all classes where the file does not have it. A plan
+    asks for every candidate, and walking over a file's code takes 30 ms."""
+    code = _code(source)
+    built = code.built(name) if name in code.classes else tuple(code.classes)
+    return code.blocks(built), list(code.parts(built))
 
 
 def _marks(node: ast.ClassDef) -> list[str]:

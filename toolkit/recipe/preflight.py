@@ -56,6 +56,11 @@ def known_checks(resolved: Resolved) -> list[Check]:
             length_problem(recipe, limits),
         )
     ]
+    if (attention := recipe.model.attention or "").startswith("flash_attention"):
+        alone = f"{attention} has kernels of 16 bits alone; set precision: bf16 or fp16, or model.attention: sdpa"
+        fp32 = recipe.precision == "fp32"
+        checks.append(Check("a dtype of the attention's kernels", recipe.precision, "16 bits", "model.attention",
+                            alone if fp32 else None))  # fmt: skip
     rows = embedding_rows(resolved.facts)
     media = task_of(recipe.model.task).media
     if rows is not None and not added_tokens(recipe) and (media is None or media.tokens):

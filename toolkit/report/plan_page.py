@@ -74,7 +74,7 @@ def plan_parts(
         "change_text": html.escape(change or ""),
         "chosen_label": "" if chosen is None else html.escape(chosen.label),
         "chosen_why": html.escape(why),
-        "size_and_rate": f"{asked.peak / GIB:.1f} of {asked.capacity / GIB:.1f} GiB{_rate(asked)}",
+        "size_and_rate": f"{asked.needed / GIB:.1f} of {asked.capacity / GIB:.1f} GiB{_rate(asked)}",
         "chosen_rate": "" if chosen is None else _rate(chosen).removeprefix(", "),
         "bars": _bars(best_of_each(candidates, chosen), chosen, why, search, numbers=candidates),
         "key": _key(with_reserve=True),
@@ -131,7 +131,7 @@ def _bars(
     """One bar a strategy, all on one scale: up to half more than the device, so that what is far too large does not
     press the rest together. ``numbers``: all candidates, to name each in ``data-way``."""
     capacity = search.device.bytes
-    end = min(max([capacity, *(c.peak for c in shown)]) * 1.04, capacity * 1.5)
+    end = min(max([capacity, *(c.needed for c in shown)]) * 1.04, capacity * 1.5)
     marks = (
         f"<i class='room' style='left:{100 * search.usable / end:.2f}%' title='usable'></i>"
         f"<i style='left:{100 * capacity / end:.2f}%' title='the device'></i>"
@@ -139,7 +139,7 @@ def _bars(
     rows = []
     for candidate in shown:
         left, parts = 0.0, []
-        for term, size in candidate.breakdown.items():
+        for term, size in candidate.shares.items():
             width = min(size, max(0.0, end - left))
             if width > 0:
                 parts.append(
@@ -147,8 +147,8 @@ def _bars(
                     f"background:{COLOURS[term]}' title='{NAMES[term]}: {size / GIB:.2f} GiB'></span>"
                 )
             left += size
-        if candidate.peak > search.usable:
-            over = min(candidate.peak, end)
+        if candidate.needed > search.usable:
+            over = min(candidate.needed, end)
             parts.append(
                 f"<span class='over' style='left:{100 * search.usable / end:.2f}%;"
                 f"width:{100 * (over - search.usable) / end:.2f}%' title='more than is usable'></span>"
@@ -160,14 +160,14 @@ def _bars(
         taken = f" data-way='{numbers.index(candidate)}'" if candidate in numbers and not candidate.asked else ""
         rows.append(
             f"<div class='name'{taken}>{html.escape(candidate.label)}{note}</div>"
-            f"<div class='size{tone}'>{mark}{candidate.peak / GIB:.1f} GiB</div>"
-            f"<div class='bar{' cut' if candidate.peak > end else ''}'>{''.join(parts)}{marks}</div>"
+            f"<div class='size{tone}'>{mark}{candidate.needed / GIB:.1f} GiB</div>"
+            f"<div class='bar{' cut' if candidate.needed > end else ''}'>{''.join(parts)}{marks}</div>"
         )
     return f"<div class='plan'>{''.join(rows)}</div>"
 
 
 def _key(with_reserve: bool) -> str:
-    terms = [*TERMS, *(["reserve"] if with_reserve else [])]
+    terms = [*TERMS, *(["reserve", "cache"] if with_reserve else [])]
     keys = "".join(f"<span><b style='background:{COLOURS[t]}'></b>{NAMES[t]}</span>" for t in terms)
     lines = "<span class='soft'>solid line: device memory; dashed line: usable memory</span>"
     return f"<div class='key'>{keys}{lines}</div>"
@@ -202,7 +202,7 @@ def _table(candidates: Sequence[Candidate], chosen: Candidate | None, chosen_for
         parts = [None] * 6 if seconds is None else [
             seconds.total, seconds.compute, seconds.optimizer, seconds.exposed, seconds.offload, seconds.bubble,
         ]  # fmt: skip
-        sizes = [f"{size / GIB:.1f}" for size in (c.peak, c.host, c.host_loading)]
+        sizes = [f"{size / GIB:.1f}" for size in (c.needed, c.host, c.host_loading)]
         numbers = [*sizes, *("–" if p is None else f"{p:.3f}" for p in parts[: 6 if staged else 5])]
         why = f"<span class='good'>{chosen_for}</span>" if c is chosen else html.escape(c.reason) or _why_not(c, chosen)
         cells = "".join(f"<td class='n'>{n}</td>" for n in numbers)

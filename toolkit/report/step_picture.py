@@ -14,10 +14,11 @@ from toolkit.planning.search import Search
 from toolkit.planning.time import flops
 from toolkit.report.style import PALETTE
 
-COLOURS = dict(zip((*TERMS, "reserve"), PALETTE, strict=True))
+COLOURS = dict(zip((*TERMS, "reserve"), PALETTE, strict=True)) | {"cache": "#c9ccd1"}
 NAMES = {
     "parameters": "weights", "gradients": "gradients", "optimizer": "optimizer", "activations": "activations",
-    "loss": "logits and loss", "communication": "communication buffers", "reserve": "CUDA context, workspaces",
+    "loss": "logits and loss", "communication": "communication buffers", "reserve": "CUDA context, workspaces, NCCL",
+    "cache": "what the allocator keeps, at most",
 }  # fmt: skip
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 1000, 260, 52, 22, 10
 

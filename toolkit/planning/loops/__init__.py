@@ -10,17 +10,18 @@ from toolkit.errors import InputError
 from toolkit.optimizers import optimizer_kind
 from toolkit.planning.loops.base import Loop, LoopPrecision
 from toolkit.planning.loops.known import LOOPS
+from toolkit.planning.loops.named import habits_of, loop_named
 from toolkit.recipe.resolve import Resolved
 
-__all__ = ["LOOPS", "Loop", "LoopPrecision", "check", "check_loop"]
+__all__ = ["LOOPS", "Loop", "LoopPrecision", "check", "check_loop", "habits_of", "loop_named"]
 
 
 def check_loop(name: str, resolved: Resolved) -> None:
-    """Raise InputError if there is no such loop, if it cannot train this recipe, or if plans do not count it."""
-    if name not in LOOPS:
-        raise InputError(f"--loop {name}: not one of {', '.join(LOOPS)}")
-    if name != "toolkit":
-        check(LOOPS[name], name, resolved)
+    """Raise InputError if there is no such loop or habit, if it cannot train this recipe, or if plans do not count
+    it."""
+    loop = loop_named(name)
+    if loop is not LOOPS["toolkit"]:
+        check(loop, name, resolved)
 
 
 def check(loop: Loop, name: str, resolved: Resolved) -> None:
@@ -57,6 +58,9 @@ def check(loop: Loop, name: str, resolved: Resolved) -> None:
     kind = optimizer_kind(recipe.optimizer.name)
     has = kind.trainer(recipe.optimizer) is not None if loop.optimizers is None else kind.name in loop.optimizers
     if not has:
+        if kind.name in loop.namesakes:
+            other = f"{loop.title}'s {kind.name} is another one, whose memory plan does not know"
+            raise InputError(f"--loop {name}: {other}; plan it with optimizer.name=adamw")
         raise InputError(f"--loop {name}: {loop.title} has no optimizer that is the recipe's {kind.name}")
     own = recipe.strategy.name
     if loop.strategies and own not in loop.strategies:

@@ -34,6 +34,19 @@ class Deferred:
 
 
 @dataclass(frozen=True)
+class Together:
+    """Two contexts around a trace, the first one outside."""
+
+    first: Callable[[Any], Any]
+    second: Callable[[Any], Any]
+
+    def __call__(self, model: Any) -> Any:
+        from toolkit.planning.loops.bare import both
+
+        return both(self.first(model), self.second(model))
+
+
+@dataclass(frozen=True)
 class LoopPrecision(Precision):
     """The dtypes of a loop that autocasts, or does not, whatever the trained weights are in. ``packed``: the dtype that
     4-bit weights are unpacked in. ``norms``: that of frozen weights of one dimension, "" if it is ``frozen``."""
@@ -77,13 +90,14 @@ class Loop:
     """``loss``: from the model to the loss, with what is alive meanwhile. ``source``: where its code is. ``precision``:
     the dtypes that it trains a recipe in. ``acting``: entered while its model is traced. ``reentrant``: whether blocks
     are checkpointed with ``use_reentrant=True``. ``strategies``: those that it has, or that plan knows of it; (): all.
-    ``optimizers``: the names of those that it has; None: those of the Trainer. ``kernel``: of its optimizer, where the
+    ``optimizers``: the names of those that it has; None: those of the Trainer. ``namesakes``: those
+    that it has under the same name, with another algorithm. ``kernel``: of its optimizer, where the
     recipe names none; "": the recipe's default. ``unknown``: keys that it has something for whose memory plan does not
     know. ``refuses``: what else it cannot train, "" if nothing. ``model``: makes a model of its own, with adapters and
     what is frozen; None: transformers' is trained. ``sync``: when gradients are summed over ranks (``strategy.sync``),
     where the recipe does not say. ``one_group``: its optimizer has one group of all weights, which decays.
     ``wraps_layers``: under fsdp1 each layer that trains beside frozen weights is a unit by itself, as PEFT's policy has
-    it."""
+    it. ``double_quant``: whether the statistics of its 4-bit weights are quantised too."""
 
     loss: Loss
     title: str
@@ -94,12 +108,14 @@ class Loop:
     strategies: tuple[str, ...] = ()
     optimizers: tuple[str, ...] | None = None
     kernel: str = ""
+    namesakes: frozenset[str] = frozenset()
     unknown: frozenset[str] = frozenset()
     refuses: Callable[[Resolved], str] = _all
     model: Callable[[Resolved], nn.Module] | None = None
     sync: str = ""
     one_group: bool = False
     wraps_layers: bool = True
+    double_quant: bool = True
 
     def trained(self, resolved: Resolved) -> Resolved:
         """``resolved`` as this loop trains it: its dtypes and its optimizer's kernel."""

@@ -43,6 +43,14 @@ def trainer_loss(
     return _returned(output, loss)
 
 
+def own_loss(
+    model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor], task: str, terms: LossTerms
+) -> torch.Tensor:
+    """The model's own loss, and nothing else: a loop without accelerate."""
+    loss: torch.Tensor = model(**tensors).loss
+    return loss
+
+
 def with_loss(function: Callable[..., torch.Tensor]) -> Loss:
     """The Trainer's loss where the model computes it by ``function``, of transformers' signature: inside of the model's
     forward, so that what the head read is still there."""
