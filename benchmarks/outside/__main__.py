@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.outside import times
+from benchmarks.outside import commands, times
 from benchmarks.outside.accounts import accounts
 from benchmarks.outside.allocator import IN_PLAN, fit, fitted_half, interval, shown, swapped
 from benchmarks.outside.rows import GIB, Row, held_against
@@ -126,6 +126,7 @@ def _out_of_memory(measured: list[Row], failed: list[Row]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measurements", type=Path)
+    parser.add_argument("--more", type=Path, help="a second collection, whose rows are predicted by commands")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -134,8 +135,13 @@ def main() -> None:
     def show(line: str) -> None:
         print(line, file=sys.stderr)
 
+    more = [] if given.more is None else [json.loads(line) for line in given.more.read_text("utf-8").splitlines()]
+    by_command = commands.table(more) if more else []
     found = held_against(rows, show)
-    text = "\n".join([*accounts(rows, found), *table(found), *process(found), "", *times.table(rows, show)]) + "\n"
+    text = (
+        "\n".join([*accounts(rows, found), *table(found), *process(found), *by_command, *times.table(rows, show)])
+        + "\n"
+    )
     sys.stdout.write(text)
     if given.output:
         given.output.write_text(text, encoding="utf-8")

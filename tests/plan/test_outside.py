@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.outside import fsdp_qlora, litgpt, peft, torchtune
+from benchmarks.outside import commands, fsdp_qlora, litgpt, peft, torchtune
 from benchmarks.outside.__main__ import table
 from benchmarks.outside.accounts import accounts, spans
 from benchmarks.outside.allocator import fit, fitted_half, in_fitted_half, interval, shown, swapped
@@ -275,3 +275,20 @@ def test_the_whole_collection() -> None:
         if not one.measured and not one.left_out:
             limit = interval(one)[1] if one.parts is not None else one.predicted / GIB
             assert limit >= 0.999 * one.device, one.id
+
+
+def test_a_row_is_predicted_by_the_command_that_is_shown_with_it() -> None:
+    """Anassbzdd/fitcheck, final-t4-20260921.json: allocated bytes of two runs, eager attention and QLoRA among them."""
+    own = {"source": commands.FITCHECK, "quality": "exact", "model": "SmolLM2-135M", "micro": 2, "length": 512,
+           "adapter": {"r": 32, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}}  # fmt: skip
+    rows: list[dict[str, Any]] = [
+        own | {"id": "n023", "method": "qlora", "attention": "eager", "allocated": 1.0422, "process": 1.3016},
+        own | {"id": "n025", "method": "lora", "attention": "sdpa", "allocated": 1.0029, "process": 1.1825},
+        {"id": "n065", "source": "foundation-model-stack/fms-fsdp", "quality": "exact"},
+    ]
+    lines = commands.table(rows)
+    errors = [float(line.split(" | ")[4].rstrip("%")) for line in lines if line.startswith("| n0")]
+    assert len(errors) == 2
+    assert max(map(abs, errors)) < 1
+    assert any("--loop bare --loop-set autocast=false --loop-set prepare_for_kbit=true" in line for line in lines)
+    assert lines[-2].startswith("- foundation-model-stack/fms-fsdp, n065: compiled blocks")

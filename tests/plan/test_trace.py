@@ -296,9 +296,9 @@ def test_dropout_on_a_gpu_keeps_a_byte_for_each_element() -> None:
 
 def test_the_backward_of_a_softmax_has_a_product_of_its_own_on_a_gpu() -> None:
     """aten/src/ATen/native/cuda/SoftMax.cu: gradient times output, beside both and the result."""
-    scores = torch.empty(4, 64, 64, device="meta", requires_grad=True)
     peaks = {}
     for device in ("cuda", "cpu"):
+        scores = torch.empty(4, 64, 64, device="meta", requires_grad=True)
         with TargetKernels(device).acting(), Counter(lambda: None, None) as live:
             loss = torch.softmax(scores, -1)
             live.reset_peak()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from plan.test_command import BIG, planned
 from toolkit.errors import InputError
 from toolkit.planning.allocator import HIGH
+from toolkit.planning.candidate import Candidate
+from toolkit.planning.search import Search
 from toolkit.recipe.load import load_recipe
+from toolkit.recipe.resolve import Resolved
 
 GIB = 2**30
 
@@ -74,3 +78,19 @@ def test_the_recipe_that_a_plan_writes_has_them(tmp_path: Path, config: str) -> 
 def test_where_all_weights_fit_whole_none_is_tried(tmp_path: Path, config: str) -> None:
     _, found = planned(tmp_path, config, gpu="h100", gpus=2, lora=8, length=512)
     assert {c["unsharded_blocks"] for c in found["candidates"]} == {None}
+
+
+def test_few_numbers_of_blocks_are_tried(tmp_path: Path, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halving, also where almost none fits: one by one was a second of a plan of 80 blocks."""
+    tried: list[int] = []
+    own = Search.candidate
+
+    def candidate(self: Search, resolved: Resolved, *more: Any, **options: Any) -> Candidate:
+        tried.extend([resolved.unsharded_blocks] if resolved.unsharded_blocks else [])
+        return own(self, resolved, *more, **options)
+
+    monkeypatch.setattr(Search, "candidate", candidate)
+    _, found = planned(tmp_path, config, gpu="h100", memory=12.0, gpus=2, lora=8, length=512)
+    assert any(c["fits"] for c in found["candidates"])
+    assert tried
+    assert len(tried) <= 6 * max(1, len({c["strategy"] for c in found["candidates"] if c["fits"]}))

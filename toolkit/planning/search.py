@@ -197,8 +197,8 @@ class Search:
             "activation_offload": recipe.activation_offload,
         }
         low, high = 0, len(self.planner.holdings.order)
+        blocks = high  # all of them first
         while low < high:
-            blocks = (low + high + 1) // 2 if best or low else high  # all of them first
             way = recipe.strategy.model_dump(exclude_unset=True) | {"unsharded_blocks": blocks}
             variant = self.variant(way, top, candidate.resolved.micro_size)
             if variant is None:  # nothing is frozen, or the mesh divides the blocks
@@ -208,6 +208,7 @@ class Search:
                 low, best = blocks, tried
             else:
                 high = blocks - 1
+            blocks = (low + high + 1) // 2
         return best
 
     def _fused(self, found: list[Candidate]) -> list[Candidate]:
