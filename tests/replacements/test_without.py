@@ -24,7 +24,7 @@ from cases import every_case
 from signalled import TOOLKIT, write_recipe
 from tiny import LLAMA
 from toolkit.doctor import devices
-from toolkit.errors import InputError
+from toolkit.errors import InputError, RunFailed
 from toolkit.model import adapter_sources, by_part, checkpointing, compiling, drawing, known_values, unreached
 from toolkit.model.sources import NotByPart
 from toolkit.strategies.engines.fsdp1 import Fsdp1Engine
@@ -162,7 +162,10 @@ def torchs_own_order() -> None:
 
 
 def a_step_is_dropped_by_itself() -> None:
-    assert deepspeed.overflowing(SimpleNamespace(), "found", "dropped") == {"step": "dropped"}
+    bf16 = SimpleNamespace(clear_hp_grads=None)  # it has a method for it
+    assert deepspeed.overflowing(bf16, "found", "dropped") == {"step": "dropped"}
+    with pytest.raises(RunFailed, match="does not drop a step"):
+        deepspeed.overflowing(SimpleNamespace(), "found", "dropped")
 
 
 def nothing_is_said_of_a_model() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from toolkit.errors import RunFailed
 from toolkit.upstream.replacement import Replacement, unwritten
 
 
@@ -38,12 +39,16 @@ def overflowing(zero: Any, found: Any, dropped: Any) -> dict[str, Any]:
     """What of an optimizer has to be which of two functions, so that a step finds an overflow whatever the gradients
     are. In 0.19.8 stages 1 and 2 ask ``check_overflow`` where ``check_grad_overflow`` says so, stage 3 a method of its
     own, and BF16_Optimizer (stage 1 under bf16) the norm alone. A gradient that is not finite is no way: what counts
-    losses under bf16 does not look at it."""
+    losses under bf16 does not look at it. Raises RunFailed for an optimizer of another kind."""
     own = "_overflow_check_and_loss_scale_update"
     if hasattr(zero, own):
         return {own: found}
     if hasattr(zero, "check_grad_overflow"):
         return {"check_grad_overflow": True, "check_overflow": found}
+    if not hasattr(zero, "clear_hp_grads"):
+        raise RunFailed(
+            "this DeepSpeed does not drop a step for its loss (toolkit doctor): set run.on_bad_loss to stop"
+        )
     return {"step": dropped}
 
 
@@ -69,7 +74,7 @@ REPLACEMENTS = (
         "deepspeed", "overflow of a step", "a step is dropped for its loss", "0.19.8",
         lambda: unwritten("deepspeed", "runtime/zero/stage3.py", "_overflow_check_and_loss_scale_update")
         or unwritten("deepspeed", "runtime/bf16_optimizer.py", "_global_grad_norm"),
-        "none: under bf16 it looks at no gradient", "such a step is dropped under other strategies alone",
+        "none: under bf16 it looks at no gradient", "a run that has to drop one ends",
     ),
     Replacement(
         "deepspeed", "groups of hpZ", "two engines of one process have groups of their own", "0.19.8",

@@ -188,7 +188,7 @@ REPLACEMENTS = (
         "torch's own order",
     ),
     Replacement(
-        "torch", "ShardPlacementResult", "experts are sharded over ranks of their own", "2.12 to 2.14", no_placement,
+        "torch", "ShardPlacementResult", "experts are sharded over ranks of their own", "2.13 and 2.14", no_placement,
         "a fully_shard for each module of experts: a collective more in each block",
         "strategy.mesh.expert is refused under fsdp2",
     ),
