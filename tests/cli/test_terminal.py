@@ -12,6 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from cases import every_case
 from toolkit import __version__
 from toolkit.cli import app
 from toolkit.help import EXAMPLES, GROUPS, summary
@@ -56,7 +57,7 @@ def test_help_has_every_command_in_its_group_and_cuts_nothing() -> None:
     assert "..." not in text.partition("Start:")[2]
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@every_case("name", EXAMPLES)
 def test_help_of_a_command_ends_with_two_examples_that_it_takes(name: str) -> None:
     text = printed(name, "--help", columns=100)
     first, second = EXAMPLES[name]

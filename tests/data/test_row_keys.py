@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cases import every_case
 from toolkit.data.fields import canonical_row
 from toolkit.data.rows import Row
 from toolkit.data.unread import Unread
@@ -35,7 +36,7 @@ def unread(*values: dict[str, Any], needed: dict[str, str] = NEEDED) -> dict[str
     return {one["name"]: one["rows"] for one in found.to_json()}
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("key", "value"),
     [
         ("weight", 0), ("weight", 0.0), ("loss", False), ("train", False), ("training", False), ("trainable", False),
@@ -126,7 +127,7 @@ def test_a_key_that_the_template_reads_is_read() -> None:
     assert [one["name"] for one in found.to_json()] == ["messages[].time"]
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("name", "value", "said"),
     [
         ("chosen", "a", "preference"), ("rejected", "a", "preference"), ("label", True, "preference"),

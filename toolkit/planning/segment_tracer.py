@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 from toolkit.model.checkpointing import checkpoint_blocks
+from toolkit.model.operators import operator_name
 from toolkit.planning.autocast import ActedAutocast
 from toolkit.planning.live import LiveBytes
 from toolkit.planning.meter import Meter
@@ -19,7 +20,7 @@ from toolkit.planning.segments import OUTSIDE, Gradient, Segment
 from toolkit.planning.target import acted_device
 from toolkit.recipe.schema import CheckpointingName
 
-_SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
+_SOFTMAX_BACKWARD = "_softmax_backward_data"
 
 
 class Counter(LiveBytes):
@@ -39,7 +40,7 @@ class Counter(LiveBytes):
         formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
             self.flops += formula(*args, **kwargs, out_val=result)
-        if func is _SOFTMAX_BACKWARD and acted_device() == "cuda":
+        if operator_name(func) == _SOFTMAX_BACKWARD and acted_device() == "cuda":
             # The product of gradient and output is a tensor of its own there (aten/src/ATen/native/cuda/SoftMax.cu,
             # ``softmax_backward_cuda_out``); a CPU's kernel has none.
             grad = args[0]
