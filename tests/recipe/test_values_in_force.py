@@ -17,6 +17,7 @@ from toolkit.recipe.contextable import attention_heads
 from toolkit.recipe.expertable import expert_count
 from toolkit.recipe.fusable import why_not_fusable
 from toolkit.recipe.model_facts import UNKNOWN, ModelFacts
+from toolkit.recipe.quantisable import why_not_trainable
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.varlenable import why_not_varlen
 from toolkit.strategies import resolve
@@ -154,3 +155,13 @@ def test_a_default_of_a_class_refuses_no_mesh_and_no_attention() -> None:
     assert "attn_pdrop is 0.1" in str(why_not_varlen(recipe(gpt2, **varlen), ModelFacts(gpt2, None), "cuda"))
     assert expert_count(ModelFacts({"model_type": "mixtral"}, None)) == 8
     assert ModelFacts({"model_type": "gemma"}, None).value("tie_word_embeddings") is True
+
+
+def test_attention_that_draws_from_numpy_is_refused() -> None:
+    """BigBird's first layer draws its blocks apart on each rank, and again where it is recomputed."""
+    for own in ({}, {"attention_type": "block_sparse"}):
+        reason = why_not_trainable(ModelFacts({"model_type": "big_bird", **own}, None))
+        assert reason is not None
+        assert "original_full" in reason
+    full = ModelFacts({"model_type": "big_bird", "attention_type": "original_full"}, None)
+    assert why_not_trainable(full) is None

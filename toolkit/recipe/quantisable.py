@@ -58,7 +58,14 @@ _DEQUANTISED = ("mxfp4", "fp8")
 
 
 def why_not_trainable(facts: ModelFacts) -> str | None:
-    """Why a checkpoint that is quantised already cannot be trained; None if it is not, or is dequantised on loading."""
+    """Why a model cannot be trained: its weights are quantised already and are not dequantised on loading, or no run of
+    it can be repeated. None if it can."""
+    if facts.config is not None and facts.value("attention_type") == "block_sparse":
+        # modeling_big_bird.py seeds numpy with the layer's number, and not at all where that is 0 (transformers 5.23.0)
+        return (
+            "attention_type block_sparse draws the blocks of its first layer from numpy's own generator, so that no "
+            "run can be repeated; set attention_type: original_full in the model's config"
+        )
     found = _quantization(facts)
     if not found or (kind := _kind(found)) in _DEQUANTISED:
         return None
