@@ -12,6 +12,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -270,7 +271,9 @@ def _measure_all(
     torch.set_num_threads(1)
     silence_libraries()
     file.parent.mkdir(parents=True, exist_ok=True)
-    with WorkerGroup(2, log=file.with_suffix(".log").absolute()) as group:
+    log = Path("build", file.with_suffix(".log").name).absolute()
+    log.parent.mkdir(exist_ok=True)
+    with WorkerGroup(2, log=log) as group:
         for at, row in enumerate(chosen):
             if at and at % 8 == 0:
                 group.close()  # started again at the next cell: long-lived processes do not give all memory back
@@ -279,6 +282,8 @@ def _measure_all(
                 if key in results or (only and f"{strategy}:{trained}" not in only):
                     continue
                 results[key] = measure(row, strategy, trained, precision, group)
+                if "why" in results[key]:
+                    results[key]["why"] = re.sub(r"/\S*?/site-packages/", "", results[key]["why"])
                 line = {"family": row.name, "strategy": strategy, "trained": trained, "precision": precision,
                         **results[key]}  # fmt: skip
                 with file.open("a", encoding="utf-8") as out:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import yaml
 from torch import nn
 
+from cases import every_case
 from nights import nightly_but
 from plan.test_command import planned
 from tiny import LLAMA, recipe_dict
@@ -58,8 +60,10 @@ def test_calibration_runs_here_and_needs_it(bare: str, monkeypatch: pytest.Monke
         plan_command(Request(bare, calibrate=True))
 
 
-@pytest.mark.parametrize("storage", [torch.uint8, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("shape", [(64, 32), (48, 64), (9, 40), (700, 128)])
+@every_case(
+    ("shape", "storage"),
+    product([(64, 32), (48, 64), (9, 40), (700, 128)], [torch.uint8, torch.bfloat16, torch.float32]),
+)
 def test_sizes_are_those_of_bitsandbytes(shape: tuple[int, int], storage: torch.dtype) -> None:
     pytest.importorskip("bitsandbytes")
     linear = nn.Linear(shape[1], shape[0], dtype=torch.bfloat16)
