@@ -87,6 +87,13 @@ def test_a_share_without_a_row_says_what_to_do(
     recipe = make_recipe(train=write_jsonl(rows_of(3)), eval_fraction=1e-6)
     with pytest.raises(InputError, match=r"data.eval_fraction: no row of .*train.jsonl falls into a share of 1e-06"):
         open_data(recipe, "eval", make_tokenizer())
+    # The same row many times is all on one side.
+    for streamed in (False, True):
+        recipe = make_recipe(train=write_jsonl(rows_of(1) * 8), eval_fraction=0.999999, streaming=streamed)
+        with pytest.raises(
+            InputError, match=r"data.train: every row of .*jsonl is held out by data.eval_fraction"
+        ):
+            open_data(recipe, "train", make_tokenizer())
 
 
 def test_content_that_has_no_bytes_is_refused_and_images_count_by_their_pixels() -> None:

@@ -40,6 +40,7 @@ WAYS = [
     "scripts.session:Session.after_step:1:2",
     "scripts.session:Recording:1:1",
     "scripts.together:Together.meet:1:2",
+    loops.OTHER_MACHINES,
 ]
 
 

@@ -49,6 +49,17 @@ def is_held_out(row: Row, columns: set[str], fraction: float) -> bool:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest()) < fraction * 2**64
 
 
+def nothing_left(source: Source) -> InputError:
+    """The error for a source whose every row is held out."""
+    assert source.part is not None
+    return InputError.at(
+        None,
+        source.key,
+        f"every row of {source.spec} is held out by data.eval_fraction: {source.part[0]:g} (rows with the same content "
+        "go together); lower it, or set data.eval",
+    )
+
+
 def nothing_held_out(sources: Sequence[Source], fraction: float) -> InputError:
     """The error for a split without a held-out row."""
     named = ", ".join(source.spec for source in sources)

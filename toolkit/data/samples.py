@@ -18,6 +18,7 @@ from toolkit.data.cache import Outcome, cached
 from toolkit.data.columns import Columns
 from toolkit.data.fingerprint import Fingerprint
 from toolkit.data.formats import Example, Formatter, supervised_tokens
+from toolkit.data.held_out import nothing_left
 from toolkit.data.media import MediaReader
 from toolkit.data.mixture import chosen, interleaved
 from toolkit.data.preflight import no_samples
@@ -156,7 +157,7 @@ class MapSamples:
 def _check(columns: Columns, task: str, source: Source, formatter: Formatter, trains: bool) -> None:
     """Raise InputError for data without samples, or without supervised tokens, before it is cached."""
     if not len(columns):
-        raise no_samples(source.key, source.spec)
+        raise _without_samples(source)
     if trains and not columns.supervised(task).any():
         raise nothing_supervised(source, f"none of its {len(columns)} samples has", formatter.max_length)
 
@@ -249,7 +250,7 @@ class StreamSamples:
         rows = _seen(islice(source.rows(), PEEKED), unread, print_)
         first = [example for row in rows for example in formatter.examples(row)]
         if not first:
-            raise no_samples(source.key, source.spec)
+            raise _without_samples(source)
         self.prints.append(print_.to_json() | {"source": source.spec})
         task = self.task
         if not any(supervised_tokens(example, task) for example in first):
@@ -349,3 +350,7 @@ def nothing_supervised(source: Source, what: str, max_length: int) -> InputError
     message = f"{source.spec}: {what} a supervised token"
     hint = f"is the answer truncated by data.max_length={max_length}, or not marked by the chat template?"
     return InputError.at(None, source.key, f"{message}; {hint}")
+
+
+def _without_samples(source: Source) -> InputError:
+    return no_samples(source.key, source.spec) if source.part is None or source.part[1] else nothing_left(source)

@@ -102,8 +102,10 @@ class _Tensor:
     """A kept tensor, without its place in the graph, and how often it had been changed in place by then."""
 
     def __init__(self, value: torch.Tensor) -> None:
-        self.value = value.detach()
-        self.changes = changes_of(value)
+        self.hold(value)
+
+    def hold(self, value: torch.Tensor) -> None:
+        self.value, self.changes = value.detach(), changes_of(value)
 
     def given_back(self) -> torch.Tensor:
         if changes_of(self.value) != self.changes:
@@ -111,7 +113,19 @@ class _Tensor:
         return self.value
 
 
-class _KeptApart(DispatchMode):
+class _OnKept(DispatchMode):
+    """A mode with the products of one block that are kept."""
+
+    def __init__(self, kept: _Kept) -> None:
+        super().__init__()
+        self.kept = kept
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+
+class _KeptApart(_OnKept):
     """Keeps products, and gives one memory of its own before an operation changes it in place.
 
     torch 2.13.0 notices such a change by a version counter that ``_unsafe_view`` does not share, and ``matmul`` ends in
@@ -120,37 +134,21 @@ class _KeptApart(DispatchMode):
     (runtime/zero/linear.py).
     """
 
-    def __init__(self, kept: _Kept) -> None:
-        super().__init__()
-        self.kept = kept
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         schema = schema_of(func)
         if schema is not None and schema.is_mutable:
             changed = _changed(schema, args, kwargs)
             for one in leaves([list(calls) for calls in self.kept.values()]):
                 if isinstance(one, _Tensor) and any(_shares(one.value, tensor) for tensor in changed):
-                    one.__init__(one.value.clone())  # type: ignore[misc]
+                    one.hold(one.value.clone())
         result = func(*args, **(kwargs or {}))
         if is_costly(func):
             self.kept[func].append(mapped(lambda x: _Tensor(x) if isinstance(x, torch.Tensor) else x, result))
         return result
 
 
-class _ComputedAgain(DispatchMode):
+class _ComputedAgain(_OnKept):
     """Gives kept products back, each once, and runs every other operation."""
-
-    def __init__(self, kept: _Kept) -> None:
-        super().__init__()
-        self.kept = kept
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not is_costly(func):

@@ -45,9 +45,9 @@ class KeptModel:
     structure: dict[str, str]
 
 
-def keep_model(model: Any, meet: Callable[[], None] | None = None) -> KeptModel:
+def keep_model(model: Any, meet: Callable[[], None] | None = None, values: bool = True) -> KeptModel:
     """A model before anything wraps it. ``meet``: of one whose parameters are split over ranks, which all of them
-    read together after that call."""
+    read together after that call; without ``values`` this rank takes part, and keeps none."""
     base, adapter, name = model, None, None
     if hasattr(model, "peft_config"):
         name = str(model.active_adapter)
@@ -67,8 +67,15 @@ def keep_model(model: Any, meet: Callable[[], None] | None = None) -> KeptModel:
     tensors = list(model.state_dict().items())
     if meet is not None:
         meet()
-    kept.tensors = read_each(tensors, whole)
+    if values:
+        kept.tensors = read_each(tensors, whole)
+    else:
+        read_each(tensors, _drop)
     return kept
+
+
+def _drop(tensor: Any) -> None:
+    whole(tensor)
 
 
 def rebuild(kept: KeptModel, given: nn.Module | None, source: str) -> Any:

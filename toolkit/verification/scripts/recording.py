@@ -39,7 +39,7 @@ class Recording:
         self.model, self.steps, self.after, self.main = model, steps, after, main
         self._meet = meet
         tensors_split = any(hasattr(p, "full_tensor") for p in model.parameters())
-        kept = keep_model(model, meet if tensors_split else None) if main or tensors_split else None
+        kept = keep_model(model, meet if tensors_split else None, main) if main or tensors_split else None
         self.kept: KeptModel | None = kept if main else None
         self.shapes = {name: getattr(p, "ds_shape", p.shape) for name, p in model.named_parameters()}
         self.kind = type(model).__name__

@@ -20,7 +20,7 @@ from toolkit.no_memory import is_out_of_memory
 from toolkit.verification.scripts import copies
 from toolkit.verification.scripts.memory import kept_bytes
 from toolkit.verification.scripts.recording import Recording
-from toolkit.verification.scripts.together import Together
+from toolkit.verification.scripts.together import OthersStopped, Together
 from toolkit.verification.scripts.units import units_holding, units_of
 from toolkit.verification.scripts.watch import NotReadable
 
@@ -227,9 +227,12 @@ class Session:
         return Recording(unit, self.steps, self.after, self.main, self.meet)
 
     def meet(self) -> None:
-        """Wait for the other ranks of this machine's job, where it is all on this machine."""
+        """Wait for the other ranks. Raises OthersStopped if one is on another machine, where this folder is not."""
+        world = dist.get_world_size()
+        if int(os.environ.get("LOCAL_WORLD_SIZE", world)) < world:
+            raise OthersStopped("ranks of several machines are not recorded where they hold parts of a model")
         if self._together is None:
-            self._together = Together(self.folder / "together", dist.get_rank(), dist.get_world_size())
+            self._together = Together(self.folder / "together", dist.get_rank(), world)
         self._together.meet()
 
     def _open(self) -> list[Recording]:
