@@ -90,9 +90,7 @@ def test_a_share_without_a_row_says_what_to_do(
     # The same row many times is all on one side.
     for streamed in (False, True):
         recipe = make_recipe(train=write_jsonl(rows_of(1) * 8), eval_fraction=0.999999, streaming=streamed)
-        with pytest.raises(
-            InputError, match=r"data.train: every row of .*jsonl is held out by data.eval_fraction"
-        ):
+        with pytest.raises(InputError, match=r"data.train: every row of .*jsonl is held out by data.eval_fraction"):
             open_data(recipe, "train", make_tokenizer())
 
 

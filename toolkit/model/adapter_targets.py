@@ -261,7 +261,7 @@ def other_products(model: nn.Module) -> dict[str, str]:
     """The layers by name, with their class, that PEFT takes for linear ones and that do not make (..., out_features) of
     (..., in_features): routers that return scores and choices (Llama 4, Phi-MoE), products by groups (DeepSeek V4). An
     adapter beside one ends its first forward with an error."""
-    found = {}
+    others = {}
     multiplies: dict[type, bool] = {}
     for name, module in model.named_modules():
         kind = type(module)
@@ -269,8 +269,8 @@ def other_products(model: nn.Module) -> dict[str, str]:
             if kind not in multiplies:
                 multiplies[kind] = _multiplies(module)
             if not multiplies[kind]:
-                found[name] = kind.__name__
-    return found
+                others[name] = kind.__name__
+    return others
 
 
 _OF_MODELS = ("transformers.models.", "transformers_modules.")
@@ -281,7 +281,7 @@ def _multiplies(layer: nn.Linear) -> bool:
     without = {name: torch.empty_like(p, device="meta") for name, p in layer.named_parameters()}
     given = torch.empty(1, 2, layer.in_features, dtype=layer.weight.dtype, device="meta")
     try:
-        made = torch.func.functional_call(layer, without, (given,))
+        product = torch.func.functional_call(layer, without, (given,))
     except Exception:  # whatever a model's own code raises at such an input
         return False
-    return isinstance(made, torch.Tensor) and made.shape == (1, 2, layer.out_features)
+    return isinstance(product, torch.Tensor) and product.shape == (1, 2, layer.out_features)

@@ -65,17 +65,17 @@ class Together:
 def read_each(items: Iterable[tuple[str, Any]], read: Callable[[Any], Value]) -> dict[str, Value]:
     """What ``read`` makes of each item. Where one fails the others are read all the same, since all ranks read them
     together; the first error is raised afterwards."""
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     failed: Exception | None = None
     for name, item in items:
         try:
             value = read(item)
         except Exception as error:
             failed = failed or error
-            found.clear()
+            values.clear()
             continue
         if failed is None:
-            found[name] = value
+            values[name] = value
     if failed is not None:
         raise failed
-    return found
+    return values
