@@ -12,11 +12,12 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
 
+_ROOT = Path(__file__).resolve().parents[2]
 _WARNED = "called a synchronizing CUDA operation"
 _BETWEEN = frozenset({"torch", "contextlib.py", "warnings.py", "threading.py"})
 """Frames between the caller and the call that waits for the device."""
@@ -28,9 +29,8 @@ def place(file: str) -> str:
     for at in range(len(parts) - 1, -1, -1):
         if parts[at] in ("site-packages", "dist-packages"):
             return "/".join(parts[at + 1 :])
-    for own in ("toolkit", "benchmarks"):
-        if own in parts:
-            return "/".join(parts[len(parts) - 1 - parts[::-1].index(own) :])
+    if PurePath(file).is_relative_to(_ROOT):
+        return PurePath(file).relative_to(_ROOT).as_posix()
     return parts[-1] if parts else file
 
 

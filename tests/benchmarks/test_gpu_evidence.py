@@ -86,7 +86,7 @@ def test_waits_are_put_down_to_the_line_that_asks() -> None:
     assert found["others"].pop("transformers/masking_utils.py:2") == 2
     # torch waits for whoever called it: here this test.
     [(line, count)] = found["others"].items()
-    assert (line.split(":")[0], count) == ("benchmarks/test_gpu_evidence.py", 1)
+    assert (line.split(":")[0], count) == ("tests/benchmarks/test_gpu_evidence.py", 1)
 
 
 @pytest.mark.nightly

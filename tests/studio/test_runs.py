@@ -84,7 +84,10 @@ def test_only_a_process_of_the_toolkit_is_stopped(served: tuple[Server, Path]) -
         f"h = os.open({str(run / '.lock')!r}, os.O_RDWR | os.O_CREAT); fcntl.lockf(h, fcntl.LOCK_EX)\n"
         "print('held', flush=True); time.sleep(100)"
     )
-    for name, ended in (("other", False), ("toolkit", True)):
+    elsewhere = run / "toolkit"
+    elsewhere.mkdir()
+    words = (("other", False), (str(elsewhere / "other.py"), False), (str(elsewhere), False))
+    for name, ended in (*words, ("toolkit.train", True), ("/usr/bin/toolkit", True), ("toolkit", True)):
         with subprocess.Popen([sys.executable, "-c", code, name], stdout=subprocess.PIPE) as job:
             assert job.stdout is not None
             job.stdout.readline()

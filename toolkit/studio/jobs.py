@@ -131,8 +131,15 @@ def _launch(folder: Path, arguments: list[str]) -> None:
 
 
 def _is_ours(process: int) -> bool:
-    """Whether a process is one of the toolkit's: a lock of anything else is not a run's."""
+    """Whether a process is one of the toolkit's: a lock of anything else is not a run's. Its command line says so, in a
+    word of its own: `-m toolkit`, `-m toolkit.train`, or a program of that name. That the word stands in a path does
+    not count: people keep other programs in folders called toolkit."""
     try:
-        return b"toolkit" in Path(f"/proc/{process}/cmdline").read_bytes()
+        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
+    return any(word == b"toolkit" or word.startswith(b"toolkit.") or _is_program(word) for word in words[1:])
+
+
+def _is_program(word: bytes) -> bool:
+    return word.endswith(b"/toolkit") and not os.path.isdir(word)
