@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import yaml
 from cases import every_case
 from families import EVERY_FAMILY
 from tiny import LLAMA, recipe_dict
+from toolkit.__main__ import main
 from toolkit.errors import InputError
 from toolkit.launch.files import launch_files, parts, write_files
 from toolkit.recipe.mesh import Mesh, RowPart
@@ -47,7 +49,6 @@ def resolved(strategy: str, mesh: dict[str, int] | None, **sections: Any) -> Res
         ({"shard": 2, "tensor": 3}, {"processes": 4}, r"= 6, but there are 4 processes; set tensor to a divisor of 4"),
         ({"context": 2, "pipeline": 2}, {"processes": 2}, r"= 4, but there are 2 processes; set pipeline: 1$"),
         ({"tensor": 4, "context": 2}, {"processes": 4, "nodes": 2}, r"2 x 4 \(tensor\) consecutive .* on one node"),
-        ({"pipeline": 2, "context": 2}, {"processes": 4}, r"mesh\.pipeline: has not been verified with divided rows"),
         ({"pipeline": 3}, {"processes": 4}, r"1 x pipeline 3 = 3, but .*; set pipeline to a divisor of 4"),
         ({"pipeline": 2}, {"processes": 4},
          r"1 x pipeline 2 = 2, but .*; set shard: 2; under ddp, which shards nothing, replicate: 2$"),
@@ -65,17 +66,16 @@ def test_a_wrong_product_is_refused_with_the_numbers(
 
 
 MIXTRAL = EVERY_FAMILY["mixtral"]["config"]
+STAGED = LLAMA | {"num_hidden_layers": 4, "attention_dropout": 0.0}
 NO_EXPERTS: list[tuple[str, dict[str, int], dict[str, Any], str]] = [
-    ("ddp", {"expert": 4}, {"model": {"config": LLAMA}}, r"llama has no plan for its experts, .* are deepseek_v3"),
-    ("ddp", {"expert": 4}, {"model": {"config": MIXTRAL | {"num_local_experts": 6}}}, r"4 ranks cannot divide 6 exp"),
-    ("ddp", {"expert": 4}, {"precision": "fp16"}, r"has not been verified with fp16"),
-    ("ddp", {"expert": 4}, {"compile": True}, r"has not been verified with compiled blocks"),
-    ("ddp", {"expert": 4}, {"adapter": {"method": "dora"}}, r"verified with adapter\.method: lora alone"),
-    ("ddp", {"expert": 4}, {"adapter": {"r": 4, "modules_to_save": ["lm_head"]}}, r"modules_to_save; remove it"),
-    ("ddp", {"expert": 4}, {"optimizer": {"name": "muon"}}, r"optimizer\.name: muon needs whole matrices"),
-    ("ddp", {"expert": 4}, {"run": {"ema": {"decay": 0.9}}}, r"has not been verified with run\.ema; remove it"),
-    ("ddp", {"expert": 2, "tensor": 2}, {}, r"has not been verified with divided layers; set tensor: 1 or expert: 1"),
-    ("ddp", {"expert": 2, "context": 2}, {}, r"has not been verified with divided rows; set context: 1 or expert: 1"),
+    ("fsdp2", {"expert": 4}, {"model": {"config": LLAMA}}, r"llama has no plan for its experts, .* are deepseek_v3"),
+    ("fsdp2", {"expert": 4}, {"model": {"config": MIXTRAL | {"num_local_experts": 6}}}, r"4 ranks cannot divide 6 exp"),
+    ("fsdp2", {"expert": 4}, {"precision": "fp16"}, r"has not been verified with fp16"),
+    ("fsdp2", {"expert": 4}, {"compile": True}, r"has not been verified with compiled blocks"),
+    ("fsdp2", {"expert": 4}, {"adapter": {"method": "dora"}}, r"verified with adapter\.method: lora alone"),
+    ("fsdp2", {"expert": 4}, {"adapter": {"r": 4, "modules_to_save": ["lm_head"]}}, r"modules_to_save; remove it"),
+    ("fsdp2", {"expert": 4}, {"optimizer": {"name": "muon"}}, r"optimizer\.name: muon needs whole matrices"),
+    ("fsdp2", {"expert": 4}, {"run": {"ema": {"decay": 0.9}}}, r"has not been verified with run\.ema; remove it"),
     ("fsdp2", {"expert": 2, "shard": 4}, {"machine": {"processes": 8}},
      r"4 ranks \(shard\) cannot divide the 2 experts that each has of 4; set shard to a divisor of 2"),
 ]  # fmt: skip
@@ -93,13 +93,11 @@ def test_experts_of_stages_are_not_balanced_apart() -> None:
     config = MIXTRAL | {"output_router_logits": True}
     with pytest.raises(InputError, match=r"mesh\.pipeline: would balance the experts of each stage apart; set output_"):
         resolved("ddp", {"pipeline": 2, "replicate": 2}, model={"config": config})
-    found = resolved("fsdp2", {"pipeline": 2, "expert": 2}, model={"config": MIXTRAL})
-    assert (found.data_size, found.mesh.expert_peers(3), found.mesh.expert_ranks(3)) == (2, [3], [2, 3])
 
 
 def test_rows_and_layers_are_both_divided() -> None:
     """The ranks of a layer are neighbours, those of a row as far apart as there are of them."""
-    found = resolved("ddp", {"context": 2, "tensor": 2, "replicate": 2}, machine={"processes": 8},
+    found = resolved("fsdp2", {"context": 2, "tensor": 2, "shard": 2}, machine={"processes": 8},
                      model={"config": SPLIT | {"num_attention_heads": 4}})  # fmt: skip
     mesh = found.mesh
     assert [mesh.layer_ranks(rank) for rank in (0, 5)] == [[0, 1], [4, 5]]
@@ -107,16 +105,8 @@ def test_rows_and_layers_are_both_divided() -> None:
     assert [mesh.state_peers(rank) for rank in (0, 3)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
     assert [found.row_part(rank) for rank in (1, 2)] == [RowPart(0, 2), RowPart(1, 2)]
     assert (found.data_size, found.token_parts, found.ranks_per_part) == (2, 4, 2)
-    with pytest.raises(InputError, match=r"mesh\.tensor: has not been verified with divided rows under zero1"):
-        resolved("zero1", {"context": 2, "tensor": 2}, model={"config": SPLIT | {"num_attention_heads": 4}})
     with pytest.raises(InputError, match=r"2 ranks cannot divide 1 attention heads of each of 2 parts of a layer"):
-        resolved("ddp", {"context": 2, "tensor": 2}, model={"config": SPLIT | {"num_attention_heads": 2}})
-
-
-def test_other_strategies_have_all_experts() -> None:
-    for name in ("zero1", "zero2"):
-        with pytest.raises(InputError, match=rf"mesh\.expert: is not supported by {name}, use fsdp2 or ddp"):
-            resolved(name, {"expert": 4}, model={"config": MIXTRAL})
+        resolved("fsdp2", {"context": 2, "tensor": 2}, model={"config": SPLIT | {"num_attention_heads": 2}})
 
 
 def test_experts_are_sharded_by_the_ranks_that_have_the_same_ones() -> None:
@@ -132,19 +122,92 @@ def test_experts_are_sharded_by_the_ranks_that_have_the_same_ones() -> None:
 
 def test_experts_are_over_ranks_that_have_samples_of_their_own() -> None:
     found = resolved(
-        "ddp", {"expert": 2, "replicate": 4}, machine={"processes": 4, "nodes": 2}, model={"config": MIXTRAL}
+        "fsdp2", {"expert": 2, "replicate": 4}, machine={"processes": 4, "nodes": 2}, model={"config": MIXTRAL}
     )
-    assert found.mesh == Mesh(8, 1, expert=2)
+    assert found.mesh == Mesh(4, 2, expert=2)
     assert (found.data_size, found.token_parts, found.ranks_per_part) == (8, 8, 1)
-    assert found.mesh.expert_copies(5) == [1, 3, 5, 7]
+    assert found.mesh.expert_copies(5) == [5]
     assert found.mesh.expert_ranks(5) == [4, 5]
     assert found.mesh.expert_peers(5) == [1, 3, 5, 7]
     decided = {d.key: d.reason for d in found.decisions}
     assert decided["strategy.mesh.expert"].startswith("2 consecutive ranks each have a part of every layer's experts")
     with pytest.raises(InputError, match=r"mesh\.expert: 4 consecutive ranks .* one node, which has 6 processes"):
-        resolved("ddp", {"expert": 4, "replicate": 3}, machine={"processes": 6, "nodes": 2}, model={"config": MIXTRAL})
+        resolved(
+            "fsdp2", {"expert": 4, "replicate": 3}, machine={"processes": 6, "nodes": 2}, model={"config": MIXTRAL}
+        )
     with pytest.raises(InputError, match=r"expert 3 = 3, but there are 4 processes; set expert to a divisor of 4"):
-        resolved("ddp", {"expert": 3}, model={"config": MIXTRAL})
+        resolved("fsdp2", {"expert": 3}, model={"config": MIXTRAL})
+
+
+REFUSED: list[tuple[str, dict[str, int], str, str, str, dict[str, int]]] = [
+    # strategy, mesh, key, reason, and the strategy and mesh that are proposed
+    ("ddp", {"tensor": 4}, "tensor", "ddp does not divide layers", "fsdp2", {"tensor": 4}),
+    ("ddp", {"tensor": 2, "replicate": 2}, "tensor", "ddp does not divide layers", "fsdp2", {"shard": 2, "tensor": 2}),
+    ("ddp", {"context": 2, "tensor": 2}, "tensor", "ddp does not divide layers", "fsdp2", {"context": 2, "tensor": 2}),
+    *((name, {"tensor": 2, "shard": 2}, "tensor", f"{name} does not divide layers", "fsdp2", {"shard": 2, "tensor": 2})
+      for name in ("zero1", "zero2", "zero3", "fsdp1")),
+    ("ddp", {"expert": 2, "replicate": 2}, "expert", "ddp does not divide experts", "fsdp2",
+     {"replicate": 2, "expert": 2}),
+    *((name, {"expert": 4}, "expert", f"{name} does not divide experts", "fsdp2", {"expert": 4})
+      for name in ("ddp", "zero1", "zero2", "zero3", "fsdp1")),
+    *((name, {"pipeline": 2, "shard": 2}, "pipeline", f"{name} does not divide blocks", "fsdp2",
+       {"shard": 2, "pipeline": 2}) for name in ("zero1", "zero2", "zero3", "fsdp1")),
+    ("ddp", {"pipeline": 2, "tensor": 2}, "pipeline", "is not supported beside tensor: a stage has its layers whole",
+     "fsdp2", {"shard": 2, "tensor": 2}),
+    ("fsdp2", {"pipeline": 2, "tensor": 2}, "pipeline", "is not supported beside tensor: a stage has its layers whole",
+     "fsdp2", {"shard": 2, "tensor": 2}),
+    ("ddp", {"pipeline": 2, "expert": 2}, "pipeline", "is not supported beside expert: a stage has all experts of its",
+     "fsdp2", {"replicate": 2, "expert": 2}),
+    ("fsdp2", {"pipeline": 2, "expert": 2}, "pipeline", "is not supported beside expert: a stage has all experts of",
+     "fsdp2", {"replicate": 2, "expert": 2}),
+    ("fsdp2", {"pipeline": 2, "context": 2}, "pipeline", "is not supported beside context: a stage passes whole rows",
+     "fsdp2", {"shard": 2, "context": 2}),
+    ("fsdp2", {"expert": 2, "tensor": 2}, "tensor", "is not supported beside expert: ranks that divide experts have",
+     "fsdp2", {"replicate": 2, "expert": 2}),
+    ("fsdp2", {"expert": 2, "context": 2}, "context", "is not supported beside expert: ranks that divide experts have",
+     "fsdp2", {"replicate": 2, "expert": 2}),
+]  # fmt: skip
+
+
+@every_case(
+    ("strategy", "mesh", "key", "reason", "other", "instead"),
+    REFUSED,
+    ids=[f"{row[0]}-{'-'.join(row[1])}" for row in REFUSED],
+)
+def test_a_mesh_that_does_not_work_is_refused_with_one_that_does(
+    strategy: str, mesh: dict[str, int], key: str, reason: str, other: str, instead: dict[str, int]
+) -> None:
+    """One message, with the file and the key; what it proposes is accepted."""
+    # A model that can be divided along every axis which is proposed for it.
+    config = MIXTRAL if "expert" in mesh else STAGED | {"num_attention_heads": 4, "num_key_value_heads": 4}
+    with pytest.raises(InputError) as raised:
+        resolved(strategy, mesh, model={"config": config})
+    written = ", ".join(f"{axis}: {size}" for axis, size in instead.items())
+    (message,) = raised.value.args
+    assert message.startswith(f"recipe.yaml: strategy.mesh.{key}: {reason}")
+    assert message.endswith(f"; set strategy.name: {other} and strategy.mesh: {{{written}}}")
+    assert resolved(other, instead, model={"config": config}).world_size == 4
+
+
+@pytest.mark.parametrize("command", ["config", "plan", "train", "verify"])
+def test_every_command_refuses_such_a_mesh(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit status 2 and one line, no traceback: a recipe of an earlier version may have one."""
+    values = recipe_dict(tmp_path, strategy={"name": "ddp", "mesh": {"tensor": 2}}, machine={"processes": 2})
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(values))
+    monkeypatch.chdir(tmp_path)
+    options = ["-o", "files"] if command == "config" else []
+    monkeypatch.setattr(sys, "argv", ["toolkit", command, "recipe.yaml", *options])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (2, "")
+    assert (
+        said.err.count("recipe.yaml: strategy.mesh.tensor: ddp does not divide layers; set strategy.name: fsdp2") == 1
+    )
+    assert "Traceback" not in said.err
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
 
 
 MODEL = LLAMA | {"num_attention_heads": 4}
@@ -227,24 +290,19 @@ NOT_SPLITTABLE: list[tuple[dict[str, Any], str]] = [
 @every_case(("sections", "message"), NOT_SPLITTABLE, ids=[message[:24] for _, message in NOT_SPLITTABLE])
 def test_layers_that_cannot_be_divided_are_refused_with_the_reason(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=rf"recipe\.yaml: strategy\.mesh\.tensor: {message}"):
-        resolved("ddp", {"replicate": 2, "tensor": 2}, **({"model": {"config": SPLIT}} | sections))
+        resolved("fsdp2", {"shard": 2, "tensor": 2}, **({"model": {"config": SPLIT}} | sections))
 
 
-def test_layers_are_divided_under_four_strategies() -> None:
-    for name in ("zero1", "zero2", "fsdp2"):
-        found = resolved(name, {"shard": 2, "tensor": 2}, model={"config": SPLIT})
-        assert (found.data_size, found.state_ranks, found.global_size) == (
-            2,
-            2,
-            2 * found.micro_size * found.accumulation,
-        )
+def test_layers_are_divided_with_and_without_ranks_that_shard() -> None:
+    """accelerate has no keys for a mesh in which one rank shards, so its file names none."""
+    for mesh, data_size in (({"shard": 2, "tensor": 2}, 2), ({"tensor": 4}, 1)):
+        found = resolved("fsdp2", mesh, model={"config": SPLIT | {"num_attention_heads": 4, "num_key_value_heads": 4}})
+        assert (found.data_size, found.state_ranks) == (data_size, data_size)
+        assert found.global_size == data_size * found.micro_size * found.accumulation
         files = launch_files(found, Path("launch"), "recipe.yaml", [])
-        assert "train_batch_size" not in files.get("deepspeed.json", ""), "of all ranks another script would read it"
-    for name in ("zero3", "fsdp1"):
-        with pytest.raises(InputError, match=rf"mesh\.tensor: is not supported by {name}, use "):
-            resolved(name, {"shard": 2, "tensor": 2}, model={"config": SPLIT})
-    with pytest.raises(InputError, match=r"mesh\.shard: with 1 fsdp2 has nothing to shard"):
-        resolved("fsdp2", {"tensor": 4}, model={"config": SPLIT | {"num_key_value_heads": 4}})
+        assert ("parallelism_config_tp_size" in files["accelerate.yaml"]) == (data_size > 1)
+    with pytest.raises(InputError, match=r"mesh\.shard: with 1 fsdp2 has nothing to shard; .* or use replicate: 1"):
+        resolved("fsdp2", {"replicate": 2, "tensor": 2}, model={"config": SPLIT})
 
 
 def test_ranks_that_divide_layers_share_their_samples() -> None:
@@ -270,10 +328,9 @@ def test_ranks_that_divide_layers_share_their_samples() -> None:
 
 def test_parts_of_a_layer_are_on_one_node() -> None:
     with pytest.raises(InputError, match=r"mesh\.tensor: 4 consecutive ranks .* one node, which has 2 processes"):
-        resolved("ddp", {"tensor": 4}, machine={"processes": 2, "nodes": 2}, model={"config": SPLIT})
+        resolved("fsdp2", {"tensor": 4}, machine={"processes": 2, "nodes": 2}, model={"config": SPLIT})
 
 
-STAGED = LLAMA | {"num_hidden_layers": 4}
 NOT_STAGEABLE: list[tuple[dict[str, Any], str]] = [
     ({"model": {"config": {"model_type": "gpt2", "n_layer": 4}}}, r"gpt2 has no plan for its stages"),
     ({"model": {"config": STAGED | {"num_hidden_layers": 1}}}, r"the model has 1 blocks, and each stage .* set 1 or"),
@@ -299,14 +356,6 @@ def test_blocks_that_cannot_be_divided_are_refused_with_the_reason(sections: dic
         resolve(Recipe.model_validate(recipe), "recipe.yaml", device="cpu")
 
 
-@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "fsdp1"])
-def test_stages_are_not_supported_by_other_strategies(name: str) -> None:
-    with pytest.raises(
-        InputError, match=rf"mesh\.pipeline: is not supported by {name}, use (ddp or fsdp2|fsdp2 or ddp)"
-    ):
-        resolved(name, {"shard": 2, "pipeline": 2}, model={"config": STAGED})
-
-
 def test_sharded_stages_are_not_in_accelerates_file() -> None:
     """Its ParallelismConfig has no axis for them, and the product of its sizes has to be the number of processes."""
     found = resolved("fsdp2", {"shard": 2, "pipeline": 2}, model={"config": STAGED})
@@ -314,21 +363,6 @@ def test_sharded_stages_are_not_in_accelerates_file() -> None:
     assert (found.data_size, found.state_ranks, found.token_parts) == (2, 2, 2)
     with pytest.raises(InputError, match=r"mesh\.shard: with 1 fsdp2 has nothing to shard"):
         resolved("fsdp2", {"pipeline": 4}, model={"config": STAGED})
-
-
-def test_the_ranks_of_a_stage_divide_its_layers() -> None:
-    found = resolved("ddp", {"replicate": 2, "pipeline": 2, "tensor": 2}, machine={"processes": 4, "nodes": 2},
-                     model={"config": SPLIT})  # fmt: skip
-    assert (found.data_size, found.token_parts, found.ranks_per_part) == (2, 2, 4)
-    assert [found.data_rank(rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
-    assert [found.mesh.stage(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert found.mesh.stage_ranks(3) == [3, 7]
-    assert found.mesh.layer_ranks(7) == [6, 7]
-    assert found.mesh.state_peers(7) == [5, 7]
-    decided = {d.key: d.reason for d in found.decisions}
-    assert decided["strategy.mesh.replicate"].startswith("copies of each stage, on 2 ranks that are 2 apart:")
-    with pytest.raises(InputError, match=r"mesh\.tensor: has been verified with adapter\.method: lora"):
-        resolved("ddp", {"pipeline": 2, "tensor": 2}, model={"config": SPLIT}, adapter={"method": "dora"})
 
 
 def test_stages_share_their_samples_and_are_as_far_apart_as_can_be() -> None:

@@ -227,11 +227,10 @@ def on_devices(search: Search, count: int) -> Iterable[Candidate]:
             continue
         ways: list[dict[str, Any]] = [{"name": name}]
         if asked.context * asked.tensor > 1 and count % (asked.context * asked.tensor) == 0:
-            ways.append({"name": name, "mesh": asked.divided_alike(count, bool(strategy.traits.shards))})
+            ways.append({"name": name, "mesh": asked.divided_alike(count, strategy.traits)})
         if asked.expert > 1 and count % asked.expert == 0:  # refused where the strategy cannot
             rest = count // asked.expert
-            wholes = ("shard", "replicate") if strategy.traits.shards else ("replicate",)
-            ways += [{"name": name, "mesh": {"expert": asked.expert, whole: rest}} for whole in wholes]
+            ways += [{"name": name, "mesh": {"expert": asked.expert, whole: rest}} for whole in ("shard", "replicate")]
         for way in ways:
             with contextlib.suppress(InputError):  # an adapter that a strategy cannot shard, say
                 yield search.candidate(_variant(search, strategy=way, machine=machine, batch=batch))

@@ -49,39 +49,32 @@ def fastest_of_each(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def meshes(traits: Traits, per_node: int, nodes: int) -> Iterator[dict[str, int] | None]:
     """``strategy.mesh`` of every arrangement of ``per_node`` x ``nodes`` devices: state sharded over all of them, or
-    within a node where the strategy can; rows, layers, both, or experts divided within a node, or none of them; blocks
-    undivided, or in stages, whose layers or experts may be divided. A recipe may refuse some."""
+    within a node where the strategy can; rows, layers, both, or experts divided within a node, or none of them; or
+    blocks in stages. A recipe may refuse some."""
     whole = "shard" if traits.shards else "replicate"
-    parts = [("context", 1), *((axis, size) for axis in ("context", "tensor") for size in _PARTS if size <= per_node)]
+    divided = ["context", *({"tensor"} & traits.axis_engines.keys())]
+    parts = [("context", 1), *((axis, size) for axis in divided for size in _PARTS if size <= per_node)]
     for axis, size in parts:
         rest = per_node * nodes // size
         yield None if size == 1 else {axis: size} | ({whole: rest} if rest > 1 else {})
         if traits.hybrid and nodes > 1 and per_node > size:
             yield {axis: size, "shard": per_node // size, "replicate": nodes}
-    for size, layers in product(_PARTS, _PARTS) if traits.splits_layers else ():
+    for size, layers in product(_PARTS, _PARTS) if "tensor" in divided else ():
         if size * layers <= per_node:
             rest = per_node * nodes // (size * layers)
             yield {"context": size, "tensor": layers} | ({whole: rest} if rest > 1 else {})
-    for size in _PARTS if traits.splits_experts else ():
+    for size in _PARTS if "expert" in traits.axis_engines else ():
         if size <= per_node:
             rest = per_node * nodes // size
             yield {"expert": size} | ({whole: rest} if rest > 1 else {})
-            if traits.hybrid and rest > 1:  # where ranks have fewer experts than could shard them
+            if rest > 1:  # where ranks have fewer experts than could shard them
                 yield {"expert": size, "replicate": rest}
-    for stages in _STAGES if traits.stages else ():
+    for stages in _STAGES if "pipeline" in traits.axis_engines else ():
         rest = per_node * nodes // stages
         if rest >= 1:
             yield {"pipeline": stages} | ({whole: rest} if rest > 1 else {})
         if traits.hybrid and rest > per_node:
             yield {"pipeline": stages, "shard": per_node, "replicate": rest // per_node}
-        for size in _PARTS if traits.splits_layers else ():
-            if size <= per_node and (rest := per_node * nodes // (stages * size)) >= 1:
-                yield {"pipeline": stages, "tensor": size} | ({whole: rest} if rest > 1 else {})
-        for size in _PARTS if traits.splits_experts else ():
-            if size <= per_node and (rest := per_node * nodes // (stages * size)) >= 1:
-                yield {"pipeline": stages, "expert": size} | ({whole: rest} if rest > 1 else {})
-                if traits.hybrid and rest > 1:
-                    yield {"pipeline": stages, "expert": size, "replicate": rest}
 
 
 def _candidates(search: Search, per_node: int, nodes: int) -> Iterable[Candidate]:

@@ -289,7 +289,7 @@ class Search:
             if name == self.asked.recipe.strategy.name:
                 if self.asked.mesh.hybrid:
                     # All ranks divide the state: the least memory.
-                    mesh = self.asked.mesh.divided_alike(self.asked.world_size, shards=True)
+                    mesh = self.asked.mesh.divided_alike(self.asked.world_size, strategy.traits)
                     ways += [way | {"mesh": mesh} for way in ways]
                 asked = self.asked.recipe.strategy
                 if not asked.reshard_after_forward:
@@ -301,7 +301,7 @@ class Search:
             if strategy.traits.other_sync and "weights" in strategy.traits.shards:
                 ways += [way | _KEPT for way in ways if way["offload"] == "none"]
             if (size := self._expert_ranks(name, strategy.traits)) > 1:
-                ways += self._possible({"name": name, "mesh": self._expert_mesh(size, strategy.traits), "sync": None})
+                ways += self._possible({"name": name, "mesh": self._expert_mesh(size), "sync": None})
             for way in ways:
                 for kind in ("none", "selective", "full"):
                     for micro in sizes:
@@ -314,7 +314,7 @@ class Search:
         has; without a mesh the most that a node's processes allow, up to 8. 1 where the strategy cannot, or the model
         has none that can be divided."""
         recipe = self.asked.recipe
-        if not traits.splits_experts or self.asked.facts.model_type not in FAMILIES:
+        if "expert" not in traits.axis_engines or self.asked.facts.model_type not in FAMILIES:
             return 1
         if recipe.strategy.mesh is not None:
             return 1 if name == recipe.strategy.name else self.asked.mesh.expert
@@ -324,10 +324,10 @@ class Search:
     def _experts(self) -> int:
         return expert_count(self.asked.facts) or 1
 
-    def _expert_mesh(self, size: int, traits: Traits) -> dict[str, int]:
+    def _expert_mesh(self, size: int) -> dict[str, int]:
         """``size`` ranks that divide experts, each rank's sharded over as many as can divide them, and copies."""
         rest = self.asked.world_size // size
-        shard = math.gcd(self._experts() // size, rest) if traits.shards else 1
+        shard = math.gcd(self._experts() // size, rest)
         return {"expert": size, "shard": shard, "replicate": rest // shard}
 
     def _possible(self, way: dict[str, Any]) -> list[dict[str, Any]]:
@@ -349,8 +349,8 @@ class Search:
         own, other = values.get("strategy", {}), strategy.get("name", recipe.strategy.name) != recipe.strategy.name
         values["strategy"] = {key: value for key, value in own.items() if not (other and key in _OWN)} | strategy
         if other:
-            shards = bool(strategies()[strategy["name"]].traits.shards)
-            if (mesh := self.asked.mesh.divided_alike(self.asked.world_size, shards)) is not None:
+            traits = strategies()[strategy["name"]].traits
+            if (mesh := self.asked.mesh.divided_alike(self.asked.world_size, traits)) is not None:
                 values["strategy"]["mesh"] = mesh
         values["batch"] = {"micro_size": micro, "global_size": self.asked.global_size}
         try:

@@ -228,21 +228,16 @@ def staged_seconds(
     resolved: Resolved, stages: Sequence[Stage], segments: list[Segment], device: Device, rates: Rates
 ) -> Seconds | None:
     """`step_seconds` of a pipeline: the slowest stage's compute, plus the bubble of the 1F1B schedule. Sends and
-    receives overlap with the compute of other micro-batches, except where a stage waits for them. A micro-batch takes
-    longer by what divided layers wait for sums, half of it in its forward."""
+    receives overlap with the compute of other micro-batches, except where a stage waits for them."""
     parts = [step_seconds(resolved, s.holdings, s.segments(segments), device, rates) for s in stages]
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None
-    each = [computing(s.segments(segments), list(s.holdings.order), resolved, device, rates) for s in stages]
-    wire = Wire(resolved, device, rates)
-    waits = [sum(wire.seconds(*sent) for sent in exchanged(s.segments(segments), list(s.holdings.order), resolved.mesh))
-             for s in stages]  # fmt: skip
-    hop = wire.seconds(stages[0].hidden, 1, "pipeline")
+    turns = [computing(s.segments(segments), list(s.holdings.order), resolved, device, rates) for s in stages]
+    hop = Wire(resolved, device, rates).seconds(stages[0].hidden, 1, "pipeline")
     micros = resolved.accumulation
-    turns = [(ahead + wait / 2, back + wait / 2) for (ahead, back), wait in zip(each, waits, strict=True)]
     took = step_length([ahead for ahead, _ in turns], [back for _, back in turns], hop, micros)
-    busy = max(part.compute + micros * wait for part, wait in zip(known, waits, strict=True))
+    busy = max(part.compute for part in known)
     return Seconds(
         max(part.compute for part in known),
         max(part.optimizer for part in known),
@@ -295,15 +290,28 @@ class Wire:
 
     def __init__(self, resolved: Resolved, device: Device, rates: Rates) -> None:
         machine, mesh = resolved.recipe.machine, resolved.mesh
-        sizes = {"all": mesh.stage_size // mesh.tensor, "shard": mesh.shard, "replicate": mesh.replicate,
-                 "context": mesh.context, "tensor": mesh.tensor, "pipeline": 2,
-                 "expert": mesh.expert,
-                 "copies": mesh.expert_shards if mesh.shard > 1 else mesh.stage_size // mesh.expert}  # fmt: skip
+        sizes = {
+            "all": mesh.stage_size // mesh.tensor,
+            "shard": mesh.shard,
+            "replicate": mesh.replicate,
+            "context": mesh.context,
+            "tensor": mesh.tensor,
+            "pipeline": 2,
+            "expert": mesh.expert,
+            "copies": mesh.expert_shards,
+        }
         node = machine.processes // mesh.tensor
         beyond = mesh.stage_size > machine.processes  # a stage's ranks are consecutive
-        crosses = {"all": beyond, "shard": mesh.shard > node, "replicate": beyond,
-                   "context": False, "tensor": False, "pipeline": machine.nodes > 1,
-                   "expert": False, "copies": mesh.shard > node if mesh.shard > 1 else beyond}  # fmt: skip
+        crosses = {
+            "all": beyond,
+            "shard": mesh.shard > node,
+            "replicate": beyond,
+            "context": False,
+            "tensor": False,
+            "pipeline": machine.nodes > 1,
+            "expert": False,
+            "copies": mesh.shard > node,
+        }
         # Of every place within a layer there is a ring; every rank of a stage has a neighbour of its own.
         rings = {"all": mesh.tensor, "shard": mesh.tensor, "replicate": mesh.tensor * min(mesh.shard, node),
                  "context": 1, "tensor": 1, "pipeline": min(mesh.stage_size, machine.processes),

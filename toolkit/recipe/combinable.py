@@ -47,11 +47,11 @@ def check_combination(
     mesh = recipe.strategy.mesh
     if mesh is not None and mesh.context > 1 and (reason := why_not_divisible(recipe, facts)):
         raise InputError(f"{source}: strategy.mesh.context: {reason}")
-    if mesh is not None and mesh.tensor > 1 and (reason := why_not_splittable(recipe, facts, traits)):
+    if mesh is not None and mesh.tensor > 1 and (reason := why_not_splittable(recipe, facts)):
         raise InputError(f"{source}: strategy.mesh.tensor: {reason}")
     if mesh is not None and mesh.pipeline > 1 and (reason := why_not_stageable(recipe, facts, traits)):
         raise InputError(f"{source}: strategy.mesh.pipeline: {reason}")
-    if mesh is not None and mesh.expert > 1 and (reason := why_no_experts(recipe, facts, traits)):
+    if mesh is not None and mesh.expert > 1 and (reason := why_no_experts(recipe, facts)):
         raise InputError(f"{source}: strategy.mesh.expert: {reason}")
     if recipe.fp8 and (reason := why_not_fp8(recipe, facts, blocks)):
         raise InputError(f"{source}: fp8: {reason}, or set fp8: false")

@@ -65,7 +65,7 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
     if not traits.distributed and recipe.machine.processes * recipe.machine.nodes > 1:
         name = recipe.strategy.name
         found.append(f"strategy.name: {name} runs in one process; set machine.processes: 1, or use ddp")
-    found += mesh_problems(recipe)
+    found += mesh_problems(recipe, traits)
     kind = optimizer_kind(recipe.optimizer.name)
     if kind.packed and recipe.optimizer.kernel != "fused":
         found.append(f"optimizer.kernel: {kind.name} has its own kernels; remove optimizer.kernel")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from toolkit.recipe.in_parts import why_not_in_parts
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.schema import Recipe
-from toolkit.recipe.strategy_names import REGISTERED
-from toolkit.recipe.traits import Traits
 
 FAMILIES = ("deepseek_v3", "gpt_oss", "mixtral", "olmoe", "qwen3_moe")
 """Model types whose ``base_model_ep_plan`` (transformers 5.23.0) divides their experts, and which are verified."""
@@ -20,14 +18,11 @@ def expert_count(facts: ModelFacts) -> int | None:
     return next((found for key in NUMBERS if isinstance(found := facts.text.value(key), int)), None)
 
 
-def why_no_experts(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str | None:
+def why_no_experts(recipe: Recipe, facts: ModelFacts) -> str | None:
     """Why ranks could not have some of the experts each, and the alternative; or None."""
     mesh, model = recipe.strategy.mesh, recipe.model
     assert mesh is not None
     config = facts.config or {}
-    if not traits.splits_experts:
-        able = " or ".join(name for name, other in REGISTERED.items() if other.traits.splits_experts)
-        return f"is not supported by {recipe.strategy.name}, use {able}"
     if model.trust_remote_code or facts.model_type not in FAMILIES:
         return (
             f"{facts.model_type or 'this model'} has no plan for its experts, or none that is verified; verified are "
@@ -37,8 +32,6 @@ def why_no_experts(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str | N
         return "has not been verified with a base that is quantised already"
     if recipe.fp8:
         return "has not been verified with fp8; set fp8: false"
-    if recipe.strategy.sync == "every" and not traits.shards:
-        return "sums the gradients of experts after a step's last micro-batch; remove strategy.sync: every"
     if recipe.adapter is not None and recipe.adapter.modules_to_save:
         return "has not been verified with adapter.modules_to_save; remove it"
     if (reason := why_not_in_parts(recipe, experts=True)) is not None:

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from toolkit.recipe.mesh_refusals import mesh_refusal
+
 if TYPE_CHECKING:
     from toolkit.recipe.schema import Machine, MeshAxes, Recipe
+    from toolkit.recipe.traits import Traits
 
 AXES = ("replicate", "shard", "context", "tensor", "pipeline", "expert")
 
@@ -20,8 +23,7 @@ class Mesh:
     between them. ``replicate``: groups of those; the ranks at the same place of each hold the same part. ``context``:
     ranks that divide the tokens of the same rows, at the same place of consecutive groups of ``tensor``; they are among
     the ranks of the two others.
-    ``expert``: consecutive ranks that divide the experts of each layer; they are among the ranks of ``shard`` where a
-    strategy shards, else among those of ``replicate``.
+    ``expert``: consecutive ranks that divide the experts of each layer; they are among the ranks of ``shard``.
     ``pipeline``: the outermost axis: the first ranks, as many as the others make, have the first blocks of the model,
     the next ranks the next ones."""
 
@@ -81,28 +83,25 @@ class Mesh:
 
     def expert_peers(self, rank: int) -> list[int]:
         """The ranks that have the same experts as this one."""
-        first = self.stage(rank) * self.stage_size
-        return list(range(first + rank % self.expert, first + self.stage_size, self.expert))
+        return list(range(rank % self.expert, self.stage_size, self.expert))
 
     def expert_copies(self, rank: int) -> list[int]:
-        """Those of ``expert_peers`` that shard the experts with this one; where nothing is sharded, all of them."""
-        peers = self.expert_peers(rank)
-        if self.shard == 1:
-            return peers
-        return [other for other in peers if self.replica(other) == self.replica(rank)]
+        """Those of ``expert_peers`` that shard the experts with this one."""
+        return [other for other in self.expert_peers(rank) if self.replica(other) == self.replica(rank)]
 
     @property
     def expert_shards(self) -> int:
-        """How many ranks shard the same experts between them; 1 where nothing is sharded."""
+        """How many ranks shard the same experts between them."""
         return max(1, self.shard // self.expert)
 
-    def divided_alike(self, world: int, shards: bool) -> dict[str, int] | None:
-        """``strategy.mesh`` for a strategy without copies of what it shards, with rows and layers divided as here; None
-        where they are not."""
-        if self.context * self.tensor == 1:
+    def divided_alike(self, world: int, traits: Traits) -> dict[str, int] | None:
+        """``strategy.mesh`` for a strategy without copies of what it shards, with rows and, where it divides any,
+        layers divided as here; None where they are not."""
+        tensor = self.tensor if "tensor" in traits.axis_engines else 1
+        if self.context * tensor == 1:
             return None
-        rest = {"shard" if shards else "replicate": world // self.context // self.tensor}
-        return {"context": self.context, "tensor": self.tensor, **rest}
+        rest = {"shard" if traits.shards else "replicate": world // self.context // tensor}
+        return {"context": self.context, "tensor": tensor, **rest}
 
     @property
     def hybrid(self) -> bool:
@@ -111,13 +110,13 @@ class Mesh:
 
     @classmethod
     def of(cls, asked: MeshAxes, shards: bool) -> Mesh:
-        """The mesh of a recipe. Ranks of the context axis train the same weights on other tokens, and those of the
-        expert axis the same weights but experts on other samples, so they divide the state where the strategy does
-        (``shards``), and else hold copies of it."""
+        """The mesh of a recipe. Ranks of the context axis train the same weights on other tokens, so they divide the
+        state where the strategy does (``shards``), and else hold copies of it. Those of the expert axis train the same
+        weights but experts on other samples, under strategies that shard."""
         axes = asked.context, asked.tensor, asked.pipeline, asked.expert
         if shards:
             return cls(asked.replicate, asked.shard * asked.context * asked.expert, *axes)
-        return cls(asked.replicate * asked.context * asked.expert, asked.shard, *axes)
+        return cls(asked.replicate * asked.context, asked.shard, *axes)
 
 
 def stage_blocks(blocks: int, stages: int) -> list[range]:
@@ -157,8 +156,8 @@ class RowPart:
         return range(self.index * own, (self.index + 1) * own)
 
 
-def mesh_problems(recipe: Recipe) -> list[str]:
-    """What is wrong with ``strategy.mesh``, whatever the strategy; each begins with the key."""
+def mesh_problems(recipe: Recipe, traits: Traits) -> list[str]:
+    """What is wrong with ``strategy.mesh``, of its sizes and of its axes together; each begins with the key."""
     asked = recipe.strategy.mesh
     if asked is None:
         return []
@@ -170,6 +169,8 @@ def mesh_problems(recipe: Recipe) -> list[str]:
         written += "".join(f" x {axis} {sizes[axis]}" for axis in AXES[2:] if sizes[axis] > 1)
         written += f" = {product}"
         return [f"strategy.mesh: {written}, but there are {_processes(machine)}; {_instead(recipe, world, product)}"]
+    if (refused := mesh_refusal(recipe, traits)) is not None:
+        return [refused]
     if machine.processes % asked.context:
         return [
             f"strategy.mesh.context: {asked.context} consecutive ranks exchange keys and values in every layer and "
@@ -187,17 +188,11 @@ def mesh_problems(recipe: Recipe) -> list[str]:
             f"layer and have to be on one node, which has {machine.processes} processes; set two numbers whose "
             f"product, now {together}, divides {machine.processes}"
         ]
-    if asked.pipeline > 1 and asked.context > 1:
-        return ["strategy.mesh.pipeline: has not been verified with divided rows; set context: 1 or pipeline: 1"]
     if machine.processes % asked.expert:
         return [
             f"strategy.mesh.expert: {asked.expert} consecutive ranks exchange tokens in every layer of experts and "
             f"have to be on one node, which has {machine.processes} processes; set a divisor of {machine.processes}"
         ]
-    others = {"context": "divided rows", "tensor": "divided layers"}
-    for axis, what in others.items():
-        if asked.expert > 1 and sizes[axis] > 1:
-            return [f"strategy.mesh.expert: has not been verified with {what}; set {axis}: 1 or expert: 1"]
     together = asked.tensor * asked.expert
     node = machine.processes // together
     if asked.shard % node and node % asked.shard:
@@ -260,13 +255,11 @@ def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
     over = "" if machine.nodes == 1 else ", over the network between nodes"
     if mesh.replicate == mesh.shard == 1:
         part = "its blocks" if mesh.pipeline > 1 else "its part of every layer"
-        part = "its part of its blocks' layers" if mesh.pipeline > 1 and mesh.tensor > 1 else part
         replicate = f"no copies: each process has the whole gradient of {part}"
     elif mesh.replicate == 1:
         replicate = "no copies: gradients are summed by the shards alone"
     elif mesh.shard == 1 and mesh.pipeline > 1:
-        ranks = "consecutive ranks" if mesh.tensor == 1 else f"ranks that are {mesh.tensor} apart"
-        replicate = f"copies of each stage, on {mesh.replicate} {ranks}: their gradients are all-reduced"
+        replicate = f"copies of each stage, on {mesh.replicate} consecutive ranks: their gradients are all-reduced"
     elif mesh.shard == 1:
         replicate = f"every process holds all of the state: gradients are all-reduced{over}"
     elif hybrid == "weights":

@@ -6,8 +6,6 @@ from toolkit.recipe.contextable import attention_heads
 from toolkit.recipe.in_parts import why_not_in_parts
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.schema import Recipe
-from toolkit.recipe.strategy_names import REGISTERED
-from toolkit.recipe.traits import Traits
 from toolkit.tasks import task_of
 
 FAMILIES = (
@@ -20,14 +18,11 @@ and which are verified."""
 _ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
 
 
-def why_not_splittable(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str | None:
+def why_not_splittable(recipe: Recipe, facts: ModelFacts) -> str | None:
     """Why ranks could not compute a part of every layer each, and the alternative; or None."""
     mesh, model = recipe.strategy.mesh, recipe.model
     assert mesh is not None
     count, config = mesh.tensor, facts.config or {}
-    if not traits.splits_layers:
-        able = " or ".join(name for name, other in REGISTERED.items() if other.traits.splits_layers)
-        return f"is not supported by {recipe.strategy.name}, use {able}"
     if model.trust_remote_code or facts.model_type not in FAMILIES:
         return (
             f"{facts.model_type or 'this model'} has no plan for its layers, or none that is verified; verified are "
@@ -39,10 +34,6 @@ def why_not_splittable(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str
         return "has not been verified with a base that is quantised already"
     if recipe.fp8:
         return "would scale the parts of a matrix each by its own largest value; set fp8: false"
-    if mesh.context > 1 and not traits.torch_optimizer:
-        return (
-            f"has not been verified with divided rows under {recipe.strategy.name}; set context: 1, or use ddp or fsdp2"
-        )
     if (reason := why_not_in_parts(recipe)) is not None:
         return reason
     for key in _ATTENTION_DROPOUT:

@@ -6,7 +6,6 @@ from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.expertable import FAMILIES as MIXTURES
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.schema import Recipe
-from toolkit.recipe.strategy_names import REGISTERED
 from toolkit.recipe.tokenizer_facts import added_tokens
 from toolkit.recipe.traits import Traits
 
@@ -24,9 +23,6 @@ def why_not_stageable(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str 
     mesh, model = recipe.strategy.mesh, recipe.model
     assert mesh is not None
     config = facts.config or {}
-    if not traits.stages:
-        able = " or ".join(name for name, other in REGISTERED.items() if other.traits.stages)
-        return f"is not supported by {recipe.strategy.name}, use {able}"
     if model.task != "causal-lm":
         return f"requires model.task: causal-lm (it is {model.task})"
     if model.trust_remote_code or facts.model_type not in FAMILIES:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
 from typing import Literal
 
 Part = Literal["optimizer", "gradients", "weights"]
@@ -57,12 +58,9 @@ class Traits:
     hybrid: Literal["state", "weights"] | None = None
     """What `strategy.mesh` can both shard and replicate: the whole training state, or a second copy of the weights
     alone. None: nothing."""
-    splits_layers: bool = False
-    """`strategy.mesh.tensor` can divide the matrices of each layer over ranks beside what the strategy does."""
-    stages: bool = False
-    """`strategy.mesh.pipeline` can divide the model's blocks over ranks beside what the strategy does."""
-    splits_experts: bool = False
-    """`strategy.mesh.expert` can divide the experts of each layer over ranks beside what the strategy does."""
+    axis_engines: Mapping[str, str] = field(default_factory=dict)
+    """By axis of `strategy.mesh` (tensor, pipeline, expert) the engine for a mesh with it, as ``module:class``. An axis
+    that is not among them is refused."""
     validated: frozenset[str] | None = None
     """What `plan`'s predictions were compared with measurements for, beyond plain training: offload, fp16, task names.
     None: nothing was."""
@@ -72,3 +70,5 @@ class Traits:
     """Why adapters cannot be on weights that all experts of a layer share, and the alternative; or None."""
     reentrant_adapters: bool = False
     """The transformers Trainer needs reentrant activation checkpointing for adapters under this strategy."""
+    stages: InitVar[bool] = False
+    """Read no more: ``axis_engines`` says it. Accepted for one release, with ``Strategy.staged_engine``."""

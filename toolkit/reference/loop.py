@@ -169,23 +169,20 @@ class PlainLoop:
                     orders.enter_context(attending_in_parts(models))
                 if self.order.experts > 1:
                     orders.enter_context(meeting_in_experts(models, self.order.experts))
-                heads = []
-                for at, model in enumerate(models):
+                for model in models:
                     blocks = _same(model, self.model, self.blocks)
                     orders.enter_context(summed_by_module(model, self.order, blocks))
                     orders.enter_context(in_columns(model, self.order.columns))
-                    masks = functools.partial(self._stage_masks, step, window[places[at]])
-                    heads.append(orders.enter_context(in_stages(model, blocks, self.order.stages, masks)))
                 found = meeting.run([functools.partial(forward, at) for at in range(len(places))])
             for layer in (layer for model in models for layer in plain_layers(model).values()):
                 layer.meeting = None
             sum((loss * scale for loss in found[1:]), found[0] * scale).backward()
-            for place, loss, model, own_heads in zip(places, found, models, heads, strict=True):
+            for place, loss, model in zip(places, found, models, strict=True):
                 losses[place] = loss.item()
                 own = {n: p for n, p in model.named_parameters() if p.requires_grad}
                 if parts[place] not in sums:
                     before = self._taken(sums)
-                self._collect(sums.setdefault(parts[place], {}), before, own, own_heads)
+                self._collect(sums.setdefault(parts[place], {}), before, own)
                 model.zero_grad(set_to_none=True)
         for part in sums.values():
             _add(self.gradients, part)

@@ -7,6 +7,8 @@ Nothing here imports torch; ``engine`` names the module that does, imported when
 from __future__ import annotations
 
 import importlib
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -33,21 +35,20 @@ class Strategy:
     traits: ClassVar[Traits]
     offloads: ClassVar[tuple[str, ...]] = ("none",)
     engine: ClassVar[str]
-    """``module:class`` of the engine."""
-    divided_engine: ClassVar[str] = ""
-    """The same of layers that ranks divide (``strategy.mesh.tensor``), where ``traits.splits_layers``."""
-    experts_engine: ClassVar[str] = ""
-    """The same of a model whose experts ranks divide (``strategy.mesh.expert``), where ``traits.splits_experts``."""
-    staged_engine: ClassVar[str] = ""
-    """The same of a model whose blocks ranks divide (``strategy.mesh.pipeline``), where ``traits.stages``."""
-    staged_layers_engine: ClassVar[str] = ""
-    """The same where ranks divide layers and blocks, where both can be."""
-    staged_experts_engine: ClassVar[str] = ""
-    """The same where ranks divide experts and blocks, where both can be."""
+    """``module:class`` of the engine. ``traits.axis_engines`` names those for a mesh that divides more than state and
+    rows."""
     memory: ClassVar[str]
     """``module:class`` of the memory model: the bytes that the strategy uses on a device."""
 
     def __init_subclass__(cls) -> None:
+        if (staged := vars(cls).get("staged_engine")) is not None:
+            warnings.warn(
+                f"{cls.__name__}: staged_engine and Traits(stages=True) are Traits(axis_engines={{'pipeline': ...}}) "
+                "now; the next release does not read them",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            cls.traits = replace(cls.traits, axis_engines={**cls.traits.axis_engines, "pipeline": staged})
         if "name" in vars(cls):
             register(cls.name, cls)
 
@@ -144,10 +145,10 @@ class Strategy:
                 f"{where}.shard: {self.name} keeps all weights in every process; set shard: 1 and "
                 f"replicate: {rows}, or use one of {hybrids}"
             )
-        if mesh.shard == 1 and mesh.replicate * mesh.tensor * mesh.pipeline > 1 and shards:
+        if mesh.shard == 1 and mesh.replicate * mesh.pipeline > 1 and shards:
+            other = "replicate: 1" if mesh.tensor > 1 else "a strategy that keeps all weights in every process (ddp)"
             raise InputError(
-                f"{where}.shard: with 1 {self.name} has nothing to shard; set a larger number, or use a strategy that "
-                "keeps all weights in every process (ddp)"
+                f"{where}.shard: with 1 {self.name} has nothing to shard; set a larger number, or use {other}"
             )
         if mesh.hybrid and resolved.recipe.strategy.offload != "none":
             raise InputError(
@@ -177,14 +178,9 @@ class Strategy:
         return _imported(self.engine)
 
     def engine_for(self, resolved: Resolved) -> type[Engine]:
-        """The engine's class for a recipe: of divided layers, or of stages, where its mesh has them."""
-        if resolved.mesh.pipeline > 1 and resolved.mesh.expert > 1:
-            return _imported(self.staged_experts_engine)
-        if resolved.mesh.pipeline > 1:
-            return _imported(self.staged_engine if resolved.mesh.tensor == 1 else self.staged_layers_engine)
-        if resolved.mesh.expert > 1:
-            return _imported(self.experts_engine)
-        return _imported(self.engine if resolved.mesh.tensor == 1 else self.divided_engine)
+        """The engine's class for a recipe: that of the axis which divides its model, where its mesh has one."""
+        engines = self.traits.axis_engines
+        return _imported(next((engines[axis] for axis in engines if getattr(resolved.mesh, axis) > 1), self.engine))
 
     def memory_model(self) -> type[MemoryModel]:
         """The memory model's class; imports nothing heavy."""

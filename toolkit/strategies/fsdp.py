@@ -32,6 +32,11 @@ class FsdpSettings:
     """The recipe's mesh; None: one group of all processes, without a mesh of the recipe's."""
 
     @property
+    def mesh_of_accelerate(self) -> bool:
+        """Whether accelerate 1.15.0 has keys for the mesh: it knows no stages, and wants two ranks that shard."""
+        return self.mesh is not None and self.mesh.pipeline == 1 and self.mesh.shard > 1
+
+    @property
     def sharding_strategy(self) -> str:
         """FSDP1's name for it."""
         if self.mesh is not None and self.mesh.hybrid:
@@ -155,7 +160,7 @@ class _Fsdp(Strategy):
             }
         else:
             fsdp["fsdp_reshard_after_forward"] = settings.reshard
-            if settings.mesh is not None and settings.mesh.pipeline == 1:
+            if settings.mesh is not None and settings.mesh_of_accelerate:
                 sizes = {"dp_replicate": settings.mesh.replicate, "dp_shard": settings.mesh.shard}
                 sizes |= {"tp": settings.mesh.tensor, "cp": 1, "sp": 1}
                 axes = {f"parallelism_config_{axis}_size": size for axis, size in sizes.items()}
@@ -227,19 +232,16 @@ class Fsdp2(_Fsdp):
     title = "weights, gradients and optimizer state sharded, per parameter"
     version = 2
     engine = "toolkit.strategies.engines.fsdp2:Fsdp2Engine"
-    divided_engine = "toolkit.strategies.engines.layers:DividedFsdp2Engine"
-    experts_engine = "toolkit.strategies.engines.experts:ExpertsFsdp2Engine"
-    staged_engine = "toolkit.strategies.engines.stages:StagedFsdp2Engine"
-    staged_layers_engine = "toolkit.strategies.engines.stage_layers:StagedLayersFsdp2Engine"
-    staged_experts_engine = "toolkit.strategies.engines.stage_layers:StagedExpertsFsdp2Engine"
     memory = "toolkit.strategies.memory.fsdp:Fsdp2Memory"
     traits = Traits(
         precedence=4,
         validated=frozenset({"fp16", "unsharded blocks"}),
         sums_input_gradients_by_block=True,
-        splits_layers=True,
-        splits_experts=True,
-        stages=True,
+        axis_engines={
+            "tensor": "toolkit.strategies.engines.layers:DividedFsdp2Engine",
+            "expert": "toolkit.strategies.engines.experts:ExpertsFsdp2Engine",
+            "pipeline": "toolkit.strategies.engines.stages:StagedFsdp2Engine",
+        },
         **_FSDP,
     )
 

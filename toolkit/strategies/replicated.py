@@ -5,9 +5,9 @@ from __future__ import annotations
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.traits import Traits
 from toolkit.strategies.base import Strategy
-from toolkit.strategies.memory.base import BYTES, Holdings
-from toolkit.strategies.memory.replicated import BUCKET, expert_elements
-from toolkit.strategies.traffic import Axis, Sent, Traffic, Volumes
+from toolkit.strategies.memory.base import Holdings
+from toolkit.strategies.memory.replicated import BUCKET
+from toolkit.strategies.traffic import Axis, Traffic, Volumes
 
 
 class Single(Strategy):
@@ -33,11 +33,6 @@ class DistributedDataParallel(Strategy):
     title = "full state on every process, gradients averaged"
     distributed_type = "MULTI_GPU"
     engine = "toolkit.strategies.engines.replicated:DdpEngine"
-    divided_engine = "toolkit.strategies.engines.layers:DividedDdpEngine"
-    experts_engine = "toolkit.strategies.engines.experts:ExpertsDdpEngine"
-    staged_engine = "toolkit.strategies.engines.stages:StagedDdpEngine"
-    staged_layers_engine = "toolkit.strategies.engines.stage_layers:StagedLayersDdpEngine"
-    staged_experts_engine = "toolkit.strategies.engines.stage_layers:StagedExpertsDdpEngine"
     memory = "toolkit.strategies.memory.replicated:DdpMemory"
     traits = Traits(
         autocast=True,
@@ -48,35 +43,18 @@ class DistributedDataParallel(Strategy):
         other_sync=True,
         broadcasts=True,
         continues_without_gradient=False,
-        splits_layers=True,
-        splits_experts=True,
-        stages=True,
+        axis_engines={"pipeline": "toolkit.strategies.engines.stages:StagedDdpEngine"},
         precedence=1,
         validated=frozenset({"fp16"}),
     )
 
     def collectives_by_axis(self, resolved: Resolved) -> tuple[tuple[str, Axis], ...]:
-        # Without stages DDP's own axis is all processes, or beside the axis of layers.
+        # Without stages DDP's own axis is all processes.
         return (("all-reduce", "all"),) if resolved.mesh.pipeline > 1 and resolved.mesh.replicate > 1 else ()
 
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
         volumes = Volumes(resolved, holdings)
         sent = ((2 * volumes.gradients, max(1, int(volumes.trained_bytes // BUCKET))),)
-        if resolved.mesh.expert > 1:
-            return _of_experts(resolved, holdings)
         if resolved.mesh.pipeline > 1:  # between the copies of a stage, when all micro-batches have passed
             return Traffic(at_end=sent if resolved.mesh.replicate > 1 else ())
         return Traffic(sent) if resolved.reduces_each_micro_batch else Traffic(at_end=sent, end_overlaps=True)
-
-
-def _of_experts(resolved: Resolved, holdings: Holdings) -> Traffic:
-    """What all ranks (of a stage) have is averaged. The gradients of experts are summed over the ranks that have the
-    same ones when the last backward has ended; then no overlap is reported for either."""
-    element, ranks = BYTES[resolved.precision.trainable], resolved.mesh.stage_size
-    experts = expert_elements(holdings, resolved) * element
-    alike, copies = holdings.elements(True) * element - experts, ranks // resolved.mesh.expert
-    sent = [Sent(2 * (ranks - 1) / ranks * alike, max(1, int(alike // BUCKET)))]
-    if copies > 1 and experts:
-        number = sum(count for unit, count in holdings.units() for w in unit if w.trains and w.ranks > 1)
-        sent.append(Sent(2 * (copies - 1) / copies * experts, number, "copies"))
-    return Traffic(at_end=tuple(sent), end_overlaps=len(sent) == resolved.mesh.pipeline == 1)

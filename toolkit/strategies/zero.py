@@ -149,10 +149,6 @@ class _Zero(Strategy):
             "bf16": {"enabled": resolved.precision.compute == "bfloat16"},
             "fp16": {"enabled": resolved.precision.compute == "float16"},
         }
-        if resolved.mesh.tensor > 1:
-            # It would be of the ranks that have samples of their own, which DeepSpeed knows once it is given groups
-            # (engines/zero_layers.py): the file has no key for them.
-            del config["train_batch_size"]
         if resolved.mesh.context > 1:
             # DeepSpeed divides the batch by the ranks that have samples of their own (0.19.8, runtime/config.py); it
             # engages nothing else, since no data_parallel_size is beside it.
@@ -188,12 +184,10 @@ class Zero1(_Zero):
     stage = 1
     memory = "toolkit.strategies.memory.zero:Zero1Memory"
     offloads = ("none", "optimizer")
-    divided_engine = "toolkit.strategies.engines.zero_layers:DividedZeroEngine"
     traits = Traits(
         shards=frozenset({"optimizer"}),
         collectives=_REDUCED_THEN_GATHERED,
         precedence=2,
-        splits_layers=True,
         **_ZERO,
     )
 
@@ -208,12 +202,10 @@ class Zero2(_Zero):
     stage = 2
     memory = "toolkit.strategies.memory.zero:Zero2Memory"
     offloads = ("none", "optimizer")
-    divided_engine = "toolkit.strategies.engines.zero_layers:DividedZeroEngine"
     traits = Traits(
         shards=frozenset({"optimizer", "gradients"}),
         collectives=_REDUCED_THEN_GATHERED,
         precedence=3,
-        splits_layers=True,
         reduces_each_micro_batch=True,
         **_ZERO,
     )

@@ -135,14 +135,13 @@ def prepare_model(
     """The model of a recipe, ready for its strategy; nothing is sharded yet.
 
     ``together``: every rank calls it, so that they can divide work between them. Where the strategy shards weights, or
-    ranks have some of the blocks or experts, no rank reads them here: each reads its part later (``model/sources.py``).
+    ranks have some of the blocks, no rank reads them here: each reads its part later (``model/sources.py``).
     If that is not possible, every rank has the whole model, and ``loaded_whole`` of the result says why. ``by_part``:
     other than the strategy decides.
     """
     reason = None
     if by_part is None:
-        apart = resolved.mesh.pipeline > 1 or resolved.mesh.expert > 1
-        by_part = together and ("weights" in resolved.traits.shards or apart)
+        by_part = together and ("weights" in resolved.traits.shards or resolved.mesh.pipeline > 1)
     if by_part:
         try:
             return _prepared(resolved, pad_token_id, together, by_part=True)
@@ -294,7 +293,7 @@ def divide(prepared: Prepared) -> None:
         dtype = None if resolved.traits.autocast else getattr(torch, resolved.precision.compute)
         prepared.stage = cut(prepared.model, blocks, index, resolved.mesh.pipeline, resolved.source, dtype)
         prepared.blocks = [blocks[at] for at in prepared.stage.blocks]
-    if (resolved.mesh.pipeline > 1 or resolved.mesh.expert > 1) and "weights" not in resolved.traits.shards:
+    if resolved.mesh.pipeline > 1 and "weights" not in resolved.traits.shards:
         fill_model(prepared.model)
 
 

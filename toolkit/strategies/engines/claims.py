@@ -21,10 +21,6 @@ class Claim:
     ok: bool
 
 
-NO_EXPERTS = "no experts in this stage"
-"""What the claim «experts-divided» has seen on a rank whose blocks have none."""
-
-
 class NotActive(RunFailed):
     """A strategy was set up and does not have its effects. ``claims``: those that failed."""
 

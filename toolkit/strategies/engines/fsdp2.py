@@ -62,7 +62,7 @@ class Fsdp2Engine(Engine):
     @staticmethod
     def accelerator_options(settings: FsdpSettings) -> dict[str, Any]:
         """What else the Accelerator is made with: the recipe's mesh, as accelerate.yaml has it."""
-        if settings.mesh is None or settings.mesh.pipeline > 1:  # accelerate has no axis of stages
+        if settings.mesh is None or not settings.mesh_of_accelerate:
             return {}
         from accelerate import ParallelismConfig
 
@@ -71,6 +71,8 @@ class Fsdp2Engine(Engine):
         return {"parallelism_config": ParallelismConfig(**sizes, cp_size=1, sp_size=1)}
 
     def engage(self, prepared: Prepared) -> None:
+        if self.resolved.settings.mesh is not None and not self.resolved.settings.mesh_of_accelerate:
+            self._give_mesh()
         placeholder = torch.optim.SGD(list(prepared.trainable().values()), lr=0.0)  # accelerate wants both at once
         media = task_of(self.resolved.recipe.model.task).media
         whole = unsharded(prepared)
@@ -89,6 +91,18 @@ class Fsdp2Engine(Engine):
             _cast_root_inputs(self.model, getattr(torch, self.resolved.precision.compute))
         self.parameters = prepared.trained_of(self.model)
         self.optimizer = self._make_optimizer(self.parameters, prepared.decayed)
+
+    def _give_mesh(self) -> None:
+        """Have accelerate shard over a mesh that its own configuration cannot have: its mesh has all processes, and
+        more than one of them shards (1.15.0)."""
+        from accelerate import ParallelismConfig
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh, state = self.resolved.mesh, self.accelerator.state
+        names = ("pipeline", "dp_replicate", "dp_shard_cp", "tp")
+        sizes = (mesh.pipeline, mesh.replicate, mesh.shard, mesh.tensor)
+        state.parallelism_config = ParallelismConfig(dp_replicate_size=mesh.replicate, dp_shard_size=mesh.shard)
+        state.device_mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
 
     def accumulating(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         settings: FsdpSettings = self.resolved.settings

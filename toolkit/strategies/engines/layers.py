@@ -1,7 +1,7 @@
-"""``strategy.mesh.tensor`` beside another strategy: each rank trains its part of divided weights, whole ones alike.
+"""``strategy.mesh.tensor`` under FSDP2: each rank trains its part of divided weights, and FSDP2 shards the parts.
 
-To the other strategy a part is a weight. This class gives and takes whole weights: it gathers them from the ranks that
-divide them, and keeps this rank's part of what it takes.
+To FSDP2 a part is a weight. ``DividedLayers`` gives and takes whole weights: it gathers them from the ranks that divide
+them, and keeps this rank's part of what it takes.
 """
 
 from __future__ import annotations
@@ -9,29 +9,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from toolkit.model.tensor import Division, layer_group, state_group
 from toolkit.optim.adamw8bit import local
 from toolkit.recipe.resolve import Resolved
-from toolkit.strategies.engines.base import Engine, OptimizerState
+from toolkit.strategies.engines.base import OptimizerState
 from toolkit.strategies.engines.claims import Claim
 from toolkit.strategies.engines.fsdp2 import Fsdp2Engine
 from toolkit.strategies.engines.pieces import Owned, Piece, Places, Saved, Shape, Values, within
 from toolkit.strategies.engines.prepared import Prepared
-from toolkit.strategies.engines.replicated import DdpEngine
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-class DividedLayers(Engine):
-    """What an engine does otherwise where layers are divided; comes before it among the base classes."""
+class DividedLayers(Fsdp2Engine):
+    """FSDP2 where other ranks than those that shard divide some of the weights."""
 
     def __init__(self, prepared: Prepared, accelerator: Accelerator) -> None:
         self.divisions = prepared.divisions
@@ -156,9 +154,8 @@ class DividedLayers(Engine):
         mesh = self.resolved.mesh
         names = list(self.divisions)
         own = dict(self.model.named_parameters())
-        prefix = "module." if next(iter(own)).startswith("module.") else ""  # of DDP's and DeepSpeed's wrappers
-        divided = [own[f"{prefix}{name}"] for name in names]
-        rest = [p for name, p in own.items() if name.removeprefix(prefix) not in self.divisions]
+        divided = [own[name] for name in names]
+        rest = [p for name, p in own.items() if name not in self.divisions]
         sums = torch.zeros(mesh.tensor, 2, dtype=torch.float64, device=self.device)
         for at, tensors in enumerate((divided, rest)):
             sums[mesh.column(self.accelerator.process_index), at] = sum(
@@ -192,26 +189,7 @@ def square(gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm).float().square()
 
 
-class DividedDdpEngine(DividedLayers, DdpEngine):
-    """Gradients are averaged over the ranks that hold the same parts."""
-
-    def wrap(self, model: Any) -> Any:
-        on_gpu = self.device.type == "cuda"
-        return DistributedDataParallel(
-            model,
-            device_ids=[self.device.index] if on_gpu else None,
-            output_device=self.device.index if on_gpu else None,
-            process_group=self.state_group,
-        )
-
-    def load_pieces(self, name: str, saved: Saved) -> None:
-        Engine.load_pieces(self, name, saved)  # reads whole tensors, one after another, of which ``load`` takes a part
-
-    def evidence(self) -> list[Claim]:
-        return [*super().evidence(), *self._layer_claims()]
-
-
-class DividedFsdp2Engine(DividedLayers, Fsdp2Engine):
+class DividedFsdp2Engine(DividedLayers):
     """Each rank's parts are sharded over the ranks that have the same ones: accelerate's mesh has an axis beside."""
 
     def engage(self, prepared: Prepared) -> None:

@@ -68,20 +68,12 @@ class Staged(Engine):
                 _over_ends(local(parameter.grad), self.ends_group)
 
     def clip(self, max_norm: float) -> torch.Tensor:
-        squares = self._own_square()
+        gradients = [p.grad for name, p in self.parameters.items() if p.grad is not None and self._owns(name)]
+        squares = square(gradients, self.device)  # of those that two stages have, in the first
         _over_stages(squares, self.link.group)
         norm = squares.sqrt()
         self.scale_down(max_norm, norm)
         return norm
-
-    def _counted(self) -> list[str]:
-        """Weights of this stage whose gradients count here: of those that two stages have, in the first."""
-        return [name for name in self.parameters if self._owns(name)]
-
-    def _own_square(self) -> torch.Tensor:
-        """The squared 2-norm of this stage's gradients."""
-        gradients = [self.parameters[name].grad for name in self._counted()]
-        return square([gradient for gradient in gradients if gradient is not None], self.device)
 
     def set_lr(self, lr: float) -> None:
         self._lr = lr
@@ -232,7 +224,7 @@ class StagedDdpEngine(Staged, SingleEngine):
 
     def _average(self) -> None:
         copies = self.resolved.mesh.replicate
-        gradients = [p.grad for name, p in self.parameters.items() if p.grad is not None and self._alike(name)]
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         if copies == 1:
             return
         for bucket in _buckets(gradients):
@@ -241,15 +233,10 @@ class StagedDdpEngine(Staged, SingleEngine):
             for gradient, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
                 gradient.copy_(part.view_as(gradient))
 
-    def _alike(self, name: str) -> bool:
-        """Whether all ranks of this stage that hold the same part of its layers have the same of a weight."""
-        return True
-
     def wrap(self, model: nn.Module) -> nn.Module:
         # As DDP does: the first rank's weights are those of all copies.
         first, group = self.resolved.mesh.state_peers(dist.get_rank())[0], state_group(self.resolved)
-        alike = [parameter for name, parameter in model.named_parameters() if self._alike(name)]
-        for tensor in (*alike, *model.buffers()):
+        for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), first, group=group)
         return model
 
@@ -264,18 +251,6 @@ class StagedDdpEngine(Staged, SingleEngine):
 
 class StagedFsdp2Engine(Staged, Fsdp2Engine):
     """The ranks of a stage shard its blocks, or copy what is sharded: accelerate is given their mesh."""
-
-    def engage(self, prepared: Prepared) -> None:
-        from accelerate import ParallelismConfig
-        from torch.distributed.device_mesh import init_device_mesh
-
-        mesh, state = self.resolved.mesh, self.accelerator.state
-        # accelerate 1.15.0 knows no axis of stages: its own mesh would have to have all processes.
-        names = ("pipeline", "dp_replicate", "dp_shard_cp", "tp")
-        sizes = (mesh.pipeline, mesh.replicate, mesh.shard, mesh.tensor)
-        state.parallelism_config = ParallelismConfig(dp_replicate_size=mesh.replicate, dp_shard_size=mesh.shard)
-        state.device_mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
-        super().engage(prepared)
 
     def evidence(self) -> list[Claim]:
         return [*super().evidence(), *self._stage_claims()]

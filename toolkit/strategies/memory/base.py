@@ -117,7 +117,7 @@ class Holdings:
         """The weights, by the number of ranks that divide what a strategy shards of them: experts are sharded over the
         ranks that have the same ones."""
         mesh = resolved.mesh
-        if mesh.expert == 1 or mesh.shard == 1:
+        if mesh.expert == 1:
             return [(self, resolved.state_ranks)]
         return [(self.only(False), resolved.state_ranks), (self.only(True), mesh.expert_shards)]
 
@@ -338,7 +338,7 @@ class MemoryModel:
         reads = adapter is not None and adapter_reads_base(adapter)
         grows = bool(added_tokens(self.resolved.recipe))
         mesh = self.resolved.mesh
-        parts = "weights" in self.resolved.traits.shards or mesh.pipeline > 1 or mesh.expert > 1
+        parts = "weights" in self.resolved.traits.shards or mesh.pipeline > 1
         return parts and not (reads or grows or self.resolved.base_storage)
 
     def adapter_loading(self) -> int:

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from toolkit.recipe.resolve import Resolved
-from toolkit.strategies.memory.base import Holdings, MemoryModel
+from toolkit.strategies.memory.base import MemoryModel
 
 BUCKET = 25 * 2**20
 """Bytes of gradients that are reduced together (torch/nn/parallel/distributed.py, ``bucket_cap_mb``)."""
-
-
-def expert_elements(holdings: Holdings, resolved: Resolved) -> int:
-    """Elements that train of one rank's part of divided experts."""
-    if resolved.mesh.expert == 1:
-        return 0
-    return sum(count * w.numel for unit, count in holdings.units() for w in unit if w.trains and w.ranks > 1)
 
 
 class SingleMemory(MemoryModel):
@@ -34,18 +26,12 @@ class DdpMemory(SingleMemory):
     def account(self) -> None:
         super().account()
         if self.resolved.mesh.pipeline == 1:
-            self.resident["communication"] = (self.trains - self.divided_experts()) * self.trained
-
-    def divided_experts(self) -> int:
-        """Elements of this rank's experts that train where ranks divide them: DDP leaves their gradients alone."""
-        return expert_elements(self.holdings, self.resolved)
+            self.resident["communication"] = self.trains * self.trained
 
     def finish_backward(self) -> int:
         if self.resolved.mesh.pipeline == 1 or self.resolved.mesh.replicate == 1:
             return 0
-        experts = self.resolved.mesh.expert > 1  # theirs are summed one by one, where they are
-        trained = [w for unit, count in self.holdings.units() for _ in range(count) for w in unit
-                   if w.trains and not (experts and w.ranks > 1)]  # fmt: skip
+        trained = [w for unit, count in self.holdings.units() for _ in range(count) for w in unit if w.trains]
         largest = size = 0
         for weight in trained:
             size = (0 if size >= BUCKET else size) + weight.numel * self.trained

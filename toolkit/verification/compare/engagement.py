@@ -10,7 +10,7 @@ from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.mesh import stage_blocks
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
-from toolkit.strategies.engines.claims import NO_EXPERTS, Claim
+from toolkit.strategies.engines.claims import Claim
 from toolkit.strategies.engines.float8 import FLOAT8_LAYERS
 from toolkit.verification.cases.case import Case, products_step
 from toolkit.verification.cases.samples import uneven
@@ -201,7 +201,8 @@ def _collectives(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     seen = ranks[0].collectives
     observed = ", ".join(f"{count} {kind}" for kind, count in sorted(seen.items())) or "none"
     claims = []
-    for kinds in resolved.traits.collectives:
+    alone = resolved.mesh.tensor == resolved.world_size  # each rank has the whole gradient of its part of every layer
+    for kinds in () if alone else resolved.traits.collectives:
         ok = any(seen.get(kind, 0) > 0 for kind in kinds)
         claims.append(Claim("collectives", "collectives in the first step", " or ".join(kinds), observed, ok))
     return claims + _synchronised(ranks, resolved) + _axes(ranks, resolved)
@@ -233,8 +234,7 @@ def _axes(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     exchanges += [("all-reduce", "tensor")] if resolved.mesh.tensor > 1 else []
     exchanges += [("all-reduce", "pipeline")] if resolved.mesh.pipeline > 1 else []  # the norm
     for kind, axis in [*asked, *exchanges]:
-        theirs = [rank for rank in ranks if axis != "expert" or not _without_experts(rank)]
-        without = [rank for rank in theirs if not rank.axes.get(f"{kind} {axis}")]
+        without = [rank for rank in ranks if not rank.axes.get(f"{kind} {axis}")]
         shown = (without or ranks)[0]
         observed = ", ".join(f"{count} {what}" for what, count in sorted(shown.axes.items())) or "none"
         expected = f"{kind} {axis}"
@@ -242,11 +242,6 @@ def _axes(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
             Claim("mesh-collectives", f"collectives by axis, rank {shown.rank}", expected, observed, not without)
         )
     return claims
-
-
-def _without_experts(rank: RankTrace) -> bool:
-    """Whether the blocks of the rank's stage have no experts, as its engine says."""
-    return any(claim.id == "experts-divided" and claim.ok and claim.seen == NO_EXPERTS for claim in rank.claims)
 
 
 def _ties(ranks: Sequence[RankTrace], reference: Reference) -> list[Claim]:

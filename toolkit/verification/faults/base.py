@@ -45,16 +45,13 @@ WITHOUT_GRADIENT = Applies(lambda strategy: strategy.traits.continues_without_gr
 """Training continues where a weight gets no gradient."""
 
 
-SPLITS_LAYERS = Applies(lambda strategy: strategy.traits.splits_layers)
+SPLITS_LAYERS = Applies(lambda strategy: "tensor" in strategy.traits.axis_engines)
 """`strategy.mesh.tensor` divides the matrices of layers."""
-SPLITS_EXPERTS = Applies(lambda strategy: strategy.traits.splits_experts)
+SPLITS_EXPERTS = Applies(lambda strategy: "expert" in strategy.traits.axis_engines)
 """`strategy.mesh.expert` divides the experts of layers."""
-EXPERTS_OF_COPIES = Applies(lambda strategy: strategy.traits.splits_experts and not strategy.traits.shards)
-EXPERTS_OF_SHARDS = Applies(lambda strategy: strategy.traits.splits_experts and bool(strategy.traits.shards))
-"""What else a strategy does with the weights that all ranks have, and with each rank's experts."""
-STAGES = Applies(lambda strategy: strategy.traits.stages)
+STAGES = Applies(lambda strategy: "pipeline" in strategy.traits.axis_engines)
 """`strategy.mesh.pipeline` divides the model's blocks over ranks."""
-STAGES_OF_COPIES = Applies(lambda strategy: strategy.traits.stages and not strategy.traits.shards)
+STAGES_OF_COPIES = Applies(lambda s: "pipeline" in s.traits.axis_engines and not s.traits.shards)
 HYBRID = Applies(lambda strategy: strategy.traits.hybrid is not None)
 HYBRID_STATE = Applies(lambda strategy: strategy.traits.hybrid == "state")
 """Gradients are reduced over the axes of a mesh one after the other."""

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from toolkit.verification.faults.base import EXPERTS_OF_COPIES, EXPERTS_OF_SHARDS, SPLITS_EXPERTS, Fault, Patch
+from toolkit.verification.faults.base import SPLITS_EXPERTS, Fault, Patch
 from toolkit.verification.faults.helpers import LORA
 
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
@@ -21,9 +21,7 @@ class _OfExperts(Fault):
 
     @classmethod
     def needs_of(cls, resolved: Any) -> dict[str, Any]:
-        """A mixture of experts, which two ranks divide, twice; or in each of two stages, where the recipe has them."""
-        if resolved.mesh.pipeline > 1 and resolved.mesh.expert > 1 and resolved.world_size == cls.processes:
-            return {}
+        """A mixture of experts, which two ranks divide, twice."""
         given = dict(resolved.facts.config or {})
         config = {key: given[key] for key in _SIZES if isinstance(given.get(key), int)}
         config |= {"model_type": "mixtral", "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -48,15 +46,33 @@ class CopiesApart(_OfExperts):
     id = "experts-copies-apart"
     title = "the gradients of experts are not added up over the ranks that have the same ones"
     diagnoses = ("expert-copies-not-summed",)
-    strategies = EXPERTS_OF_COPIES
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.strategies.engines import experts
+        import torch.distributed as dist
 
-        def over_copies(right: Any) -> Any:
-            return lambda gradient, group: self.reached()
+        from toolkit.strategies.engines.experts import ExpertsFsdp2Engine
 
-        patch(experts, "_over_copies", over_copies)
+        copies: list[Any] = []
+
+        def expert_mesh(right: Any) -> Any:
+            def wrong(engine: Any) -> Any:
+                mesh = right(engine)
+                copies.append(mesh.get_group("copies"))
+                return mesh
+
+            return wrong
+
+        def all_reduce(right: Any) -> Any:
+            def wrong(tensor: Any, *args: Any, group: Any = None, **kwargs: Any) -> Any:
+                if any(group is one for one in copies):
+                    self.reached()
+                    return None
+                return right(tensor, *args, group=group, **kwargs)
+
+            return wrong
+
+        patch(ExpertsFsdp2Engine, "_expert_mesh", expert_mesh)
+        patch(dist, "all_reduce", all_reduce)
 
 
 class ScaledByRanks(_OfExperts):
@@ -65,7 +81,7 @@ class ScaledByRanks(_OfExperts):
     diagnoses = ("expert-gradients-scaled",)
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.strategies.engines.experts import ExpertsFsdp2Engine, ReplicatedExperts
+        from toolkit.strategies.engines.experts import ExpertsFsdp2Engine
 
         def completed(right: Any) -> Any:
             def wrong(engine: Any) -> None:
@@ -77,27 +93,7 @@ class ScaledByRanks(_OfExperts):
 
             return wrong
 
-        patch(ReplicatedExperts, "sum_experts", completed)
         patch(ExpertsFsdp2Engine, "average_experts", completed)
-
-
-class RouterApart(_OfExperts):
-    id = "experts-router-apart"
-    title = "routers train with the gradient of each rank's own tokens"
-    diagnoses = ("tensors-not-reduced", "ranks-not-reduced")
-    strategies = EXPERTS_OF_COPIES
-
-    def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.strategies.engines.experts import ExpertsDdpEngine
-
-        def unshared(right: Any) -> Any:
-            def wrong(engine: Any, model: Any) -> list[str]:
-                self.reached()
-                return [*right(engine, model), *(n for n, _ in model.named_parameters() if n.endswith("gate.weight"))]
-
-            return wrong
-
-        patch(ExpertsDdpEngine, "_unshared", unshared)
 
 
 class ResultsMisplaced(_OfExperts):
@@ -164,7 +160,6 @@ class ShardedOverAll(_OfExperts):
     title = "experts are sharded over all ranks, as everything else, though these have different ones"
     stages = ("engagement",)
     diagnoses = ("mesh-not-active",)
-    strategies = EXPERTS_OF_SHARDS
 
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.strategies.engines import experts

@@ -12,20 +12,18 @@ class _OfLayers(Fault):
 
     stages: ClassVar[tuple[str, ...]] = ("gradient",)
     strategies = SPLITS_LAYERS
-    processes = 4
 
     @classmethod
     def needs_of(cls, resolved: Any) -> dict[str, Any]:
-        """Two parts of every layer on four processes: accelerate wants two that shard beside them."""
+        """Two parts of every layer."""
         if resolved.mesh.tensor > 1:
             return {}
         batch = {"micro_size": resolved.micro_size, "accumulation": resolved.accumulation, "global_size": None}
         config = dict(resolved.facts.config or {})
         heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "attention_dropout": 0.0}
-        rows = {"shard" if resolved.traits.shards else "replicate": 2}
         return {
-            "strategy": {"mesh": rows | {"tensor": 2}, "offload": "none"},
-            "machine": {"processes": 4, "nodes": 1},
+            "strategy": {"mesh": {"tensor": 2}, "offload": "none"},
+            "machine": {"processes": 2, "nodes": 1},
             "model": {"config": config | heads, "path": None},
             "batch": batch,
             "compile": False,
@@ -133,10 +131,7 @@ class NormOfOnePart(_OfLayers):
     diagnoses = ("norm-of-one-shard",)
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.strategies.engines import layers, zero_layers
-
-        def mark(right: Any) -> Any:
-            return lambda parts: self.reached()
+        from toolkit.strategies.engines import layers
 
         def square(right: Any) -> Any:
             def wrong(*args: Any) -> Any:
@@ -150,7 +145,6 @@ class NormOfOnePart(_OfLayers):
 
         patch(layers, "square", square)
         patch(layers, "_over_ranks", over_ranks)
-        patch(zero_layers, "_mark", mark)
 
 
 class MasksOfEachRank(_OfLayers):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from toolkit.verification.faults.base import STAGES, STAGES_OF_COPIES, Fault, Patch
-from toolkit.verification.faults.helpers import DROPPING
 
 _ALONE = {"replicate": 1, "shard": 1, "context": 1, "tensor": 1}
 
@@ -167,15 +166,6 @@ class MasksAlike(_OfStages):
     @classmethod
     def of_model(cls, config: dict[str, Any]) -> dict[str, Any]:
         return {"attention_dropout": 0.3}
-
-    @classmethod
-    def needs_of(cls, resolved: Any) -> dict[str, Any]:
-        """Masks of an adapter where layers are divided, which allow none in attention."""
-        needs = super().needs_of(resolved)
-        if resolved.mesh.tensor == 1 or resolved.mesh.pipeline == 1:
-            return needs
-        needs["model"]["config"]["attention_dropout"] = 0.0
-        return needs | {"adapter": DROPPING | {"dropout": 0.3}}
 
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.training.session import Session
