@@ -38,16 +38,16 @@ def strategy(made: Any) -> Any:
 AUTOTP: list[tuple[int, int, int, dict[str, int] | None]] = [
     (1, 4, 2, {"tensor": 2, "shard": 2}),
     (2, 8, 4, {"tensor": 4, "shard": 2}),
-    (0, 4, 2, {"tensor": 2, "replicate": 2}),
+    (0, 4, 2, {"tensor": 2, "shard": 2}),
     (0, 2, 2, {"tensor": 2}),
-    (2, 2, 2, None),
+    (2, 2, 2, {"tensor": 2}),
     (2, 4, 3, None),
     (3, 4, 2, None),
 ]
 
 
 @every_case(("stage", "processes", "parts", "mesh"), AUTOTP)
-def test_autotp_divides_layers(
+def test_autotp_divides_layers_under_fsdp2(
     stage: int, processes: int, parts: int, mesh: dict[str, int] | None, tmp_path: Path
 ) -> None:
     (tmp_path / "ds.json").write_text(
@@ -60,7 +60,7 @@ def test_autotp_divides_layers(
     key = next(key for key in made.keys if key.key == "tensor_parallel")
     assert key.outcome == ("carried" if mesh else "unsupported")
     assert strategy(made).get("mesh") == mesh
-    assert strategy(made)["name"] == ("ddp" if stage == 0 else f"zero{stage}")
+    assert strategy(made)["name"] == ("fsdp2" if mesh else f"zero{stage}")
 
 
 def found(made: Any, key: str) -> Any:
@@ -75,6 +75,7 @@ def found(made: Any, key: str) -> Any:
         (FSDP2, {"dp_shard_size": 4, "cp_size": 2}, {"shard": 4, "context": 2}),
         (FSDP2, {"cp_size": 8}, {"context": 8}),
         (DDP, {"tp_size": 8}, {"tensor": 8}),
+        (DDP, {"tp_size": 2}, {"shard": 4, "tensor": 2}),
         (zero(3), {"sp_size": 2, "dp_shard_size": 4}, {"shard": 4, "context": 2}),
     ],
 )
@@ -82,6 +83,7 @@ def test_carried(tmp_path: Path, config: str, sizes: dict[str, int], expected: d
     made = of(tmp_path, config, **sizes)
     assert made.exit_code == 0, [key.line() for key in made.lost] + list(made.blocks)
     assert strategy(made)["mesh"] == expected
+    assert strategy(made)["name"] == ("zero3" if config == zero(3) else "fsdp2")
     assert made.recipe.machine.processes == 8
     assert "accelerate.yaml:" in next(line for line in made.text.splitlines() if line.startswith("  mesh:"))
     carried = [key for key in made.keys if key.recipe == ("strategy.mesh",)]
@@ -150,7 +152,7 @@ def test_sizes_of_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("section", "outcome"),
-    [({"tensor_parallel": {"autotp_size": 2}}, "unsupported"), ({"tensor_parallel": {"autotp_size": 1}}, "no-effect"),
+    [({"tensor_parallel": {"autotp_size": 3}}, "unsupported"), ({"tensor_parallel": {"autotp_size": 1}}, "no-effect"),
      ({"sequence_parallel_size": 2}, "unsupported"), ({"sequence_parallel_size": 1}, "no-effect")],
 )  # fmt: skip
 def test_keys_of_deepspeed(tmp_path: Path, section: dict[str, Any], outcome: str) -> None:

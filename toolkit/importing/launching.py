@@ -238,28 +238,28 @@ class Launch:
             self.divided = source, entry, count
 
     def _divide_layers(self, strategy: str) -> None:
-        """DeepSpeed's AutoTP as an axis of the mesh, where the strategy has it and the number of processes is known."""
+        """DeepSpeed's AutoTP as an axis of the mesh, under fsdp2, where the number of processes is known."""
         if self.divided is None:
             return
         source, entry, count = self.divided
         values = self.draft.values
         world = values.get("machine.processes", 1) * values.get("machine.nodes", 1)
         rest = world // count if isinstance(count, int) and world % count == 0 else 0
-        whole = strategy == "ddp"
-        if strategy not in ("ddp", "zero1", "zero2"):
-            reason = f"AutoTP (autotp_size {count}): the recipe divides layers under zero1, zero2, fsdp2 and ddp"
+        if strategy == "zero3":  # which DeepSpeed refuses beside it
+            reason = f"AutoTP (autotp_size {count}): the recipe divides layers under fsdp2; set strategy.name: fsdp2"
             self._note(source, entry, "unsupported", reason)
-        elif "strategy.mesh" in values or rest < (1 if whole else 2):
+        elif "strategy.mesh" in values or rest < 1:
             reason = (
-                f"AutoTP (autotp_size {count}) with {world} processes; set strategy.mesh: tensor, and for the others "
-                f"{'replicate' if whole else 'shard, 2 or more'}"
+                f"AutoTP (autotp_size {count}) with {world} processes; set strategy.name: fsdp2 and strategy.mesh: "
+                "tensor, and shard for the others"
             )
             self._note(source, entry, "unsupported", reason)
         else:
-            place = source.place(entry.start)
-            mesh = {"tensor": count} | ({"replicate" if whole else "shard": rest} if rest > 1 else {})
-            self.draft.set("strategy.mesh", mesh, f"{place.file}:{place.line} {entry.key}")
-            reason = "the recipe divides layers itself, adapters too, which AutoTP drops"
+            where = f"{source.place(entry.start).file}:{source.place(entry.start).line} {entry.key}"
+            mesh = ({"shard": rest} if rest > 1 else {}) | {"tensor": count}
+            self.draft.set("strategy.mesh", mesh, where)
+            self.draft.set("strategy.name", "fsdp2", where)
+            reason = "the recipe divides layers itself, under fsdp2, adapters too, which AutoTP drops"
             self._note(source, entry, "carried", reason, "strategy.mesh")
 
     def _finish(self, sources: list[Source]) -> None:

@@ -67,12 +67,14 @@ def _set(draft: Draft, strategy: str, mesh: dict[str, int], axes: list[Setting],
     if not set(mesh) - {"shard"}:
         return  # the recipe shards over all processes without a mesh; accelerate refuses any other size
     world = draft.values.get("machine.processes", 1) * nodes
-    rest = "shard" if strategy == "fsdp2" or strategy in _ZERO else "replicate"
+    rest = "shard" if strategy in _ZERO or "tensor" in mesh else "replicate"
     if rest not in mesh and strategy != "fsdp2" and world % math.prod(mesh.values()) == 0:
         mesh[rest] = world // math.prod(mesh.values())
     order = ("replicate", "shard", "context", "tensor")
     places = ", ".join(f"{found.place.file}:{found.place.line} {found.name}" for found in axes)
     draft.set("strategy.mesh", {axis: mesh[axis] for axis in order if mesh.get(axis, 1) > 1}, places)
+    if "tensor" in mesh:
+        draft.set("strategy.name", "fsdp2", places)
 
 
 def _became(axis: str, strategy: str, context: LintContext) -> _Became:
@@ -83,7 +85,9 @@ def _became(axis: str, strategy: str, context: LintContext) -> _Became:
     if strategy in _ZERO:
         return _of_zero(axis, strategy)
     if axis == "tp":
-        return _Became("carried", "the recipe divides the layers; accelerate leaves that to the script", True)
+        return _Became(
+            "carried", "the recipe divides the layers, under fsdp2; accelerate leaves it to the script", True
+        )
     if axis == "dp_replicate":
         return _Became("no-effect", "copies on every process, which plain data parallelism has")
     if axis == "dp_shard" and size(context, "tp") == 1:
