@@ -95,7 +95,7 @@ class Cell:
     optimizer: str = "adamw"
     kernel: str | None = None
     mesh: tuple[int, int] | None = None
-    """strategy.mesh: replicate and shard."""
+    """strategy.mesh: replicate and shard; beside layers and experts their sizes, too."""
     sync: str = ""
     """``strategy.sync``; «once»: last, and weights stay gathered until then."""
     context: bool = False
@@ -107,19 +107,17 @@ class Cell:
     adapted: bool = False
     """The adapters are on these experts too."""
     stages: int = 0
-    """How many stages the blocks are divided into; under fsdp2 two processes shard each: those that divide experts, if
-    some do."""
+    """How many stages the blocks are divided into; under fsdp2 two processes shard each."""
     unsharded: int | None = None
     """Blocks whose frozen weights are whole on every process."""
 
     @property
     def processes(self) -> int:
         if self.mesh is not None:
-            return self.mesh[0] * self.mesh[1] * (2 if self.experts else 1)
+            return self.mesh[0] * self.mesh[1] * (2 if self.experts or self.tensor else 1)
         if self.stages:
-            sharding = 2 if self.strategy == "fsdp2" and not self.experts else 1
-            return self.stages * sharding * (2 if self.tensor or self.experts else 1)
-        if self.tensor and (self.context or self.strategy != "ddp"):
+            return self.stages * (2 if self.strategy == "fsdp2" else 1)
+        if self.tensor:
             return 4  # two that shard, or divide rows
         return 1 if self.strategy == "single" else 2
 
@@ -168,21 +166,15 @@ class Cell:
             "strategy": {"name": self.strategy, "offload": self.offload, "unsharded_blocks": self.unsharded}
             | ({"mesh": self._sizes()} if self.mesh else {})
             | ({"mesh": {"context": 2}} if self.context else {})
-            | ({"mesh": {"tensor": 2, "shard": self.processes // 2}} if self.tensor else {})
+            | ({"mesh": {"tensor": 2} | (self._sizes() or {"shard": 2})} if self.tensor else {})
             | ({"mesh": {"context": 2, "tensor": 2}} if self.context and self.tensor else {})
             | ({"mesh": {"expert": 2} | self._sizes()} if self.experts else {})
-            | ({"mesh": self._staged()} if self.stages else {})
+            | ({"mesh": {"pipeline": self.stages, "shard": self.processes // self.stages}} if self.stages else {})
             | ({"sync": "last", "reshard_after_forward": self.sync == "last"} if self.sync else {}),
             "machine": {"device": "cpu", "processes": self.processes},
             "run": {"max_steps": 2, "save_every": 0, "eval_every": int(self.optimizer == "schedule-free")},
             **({"schedule": {"name": "constant"}} if self.optimizer == "schedule-free" else {}),
         }
-
-    def _staged(self) -> dict[str, int]:
-        if self.experts:
-            return {"pipeline": self.stages, "expert": 2}
-        tensor = 2 if self.tensor else 1
-        return {"pipeline": self.stages, "tensor": tensor, "shard": self.processes // self.stages // tensor}
 
     def _targets(self) -> dict[str, Any]:
         return ON_EXPERTS if self.adapted else ATTENTION if self.experts else {}
@@ -238,51 +230,33 @@ DIVIDED = [
 ]  # fmt: skip
 """Rows whose tokens two processes divide."""
 LAYERED = [
-    *(Cell("llama", lora, s, kind, 256, tensor=True) for s, lora, kind in (
-        ("ddp", True, "none"), ("ddp", False, "full"), ("ddp", False, "selective"), ("fsdp2", False, "none"),
-        ("fsdp2", True, "full"))),
-    Cell("llama", False, "ddp", "none", 256, packing=True, tensor=True),
+    Cell("llama", False, "fsdp2", "none", 256, tensor=True),
+    Cell("llama", True, "fsdp2", "full", 256, tensor=True),
     Cell("qwen3", True, "fsdp2", "none", 512, micro=1, precision="fp32", tensor=True),
-    Cell("qwen3", False, "ddp", "full", 512, micro=1, loss="fused", tensor=True),
-    *(Cell("llama", lora, s, "none", 128, tensor=True) for s in ("zero1", "zero2") for lora in (False, True)),
-    Cell("qwen3", False, "zero1", "full", 24, micro=1, accumulation=3, tensor=True),
-    Cell("qwen3", True, "zero2", "selective", 256, tensor=True),
-    Cell("llama", False, "zero2", "full", 16, micro=1, precision="fp32", tensor=True),
-    Cell("llama", False, "ddp", "none", 256, context=True, tensor=True),
+    Cell("llama", True, "fsdp2", "none", 256, mesh=(1, 1), tensor=True),
+    Cell("llama", False, "fsdp2", "full", 256, mesh=(1, 1), tensor=True),
+    Cell("llama", False, "fsdp2", "selective", 256, mesh=(1, 1), tensor=True),
+    Cell("llama", False, "fsdp2", "none", 256, packing=True, mesh=(1, 1), tensor=True),
+    Cell("qwen3", False, "fsdp2", "full", 16, micro=1, accumulation=3, precision="fp32", mesh=(1, 1), tensor=True),
     Cell("llama", False, "fsdp2", "full", 256, context=True, tensor=True),
-    Cell("qwen3", True, "ddp", "selective", 384, micro=1, packing=True, context=True, tensor=True),
     Cell("llama-wide", True, "fsdp2", "none", 128, loss="fused", precision="fp32", context=True, tensor=True),
-]  # fmt: skip
-"""Layers whose matrices two processes divide; under fsdp2 two such groups shard them, or divide rows, too."""
+]
+"""Layers whose matrices two processes divide; two such groups shard them, or divide rows, where no mesh is given."""
 EXPERTS = [
-    *(Cell("mixtral", lora, "ddp", kind, 256, experts=True) for lora in (False, True) for kind in ("none", "full")),
-    Cell("mixtral", False, "ddp", "selective", 256, experts=True),
-    Cell("qwen3-moe", False, "ddp", "none", 192, experts=True),
-    Cell("qwen3-moe", True, "ddp", "none", 192, precision="fp32", packing=True, experts=True),
     Cell("mixtral", False, "fsdp2", "none", 256, experts=True),
     Cell("mixtral", False, "fsdp2", "full", 256, mesh=(1, 2), experts=True),
     Cell("mixtral", True, "fsdp2", "full", 256, mesh=(1, 2), experts=True),
     Cell("qwen3-moe", False, "fsdp2", "full", 128, precision="fp32", experts=True),
     Cell("mixtral", False, "fsdp2", "full", 64, accumulation=3, mesh=(2, 1), experts=True),
     Cell("qwen3-moe", False, "fsdp2", "selective", 48, accumulation=3, mesh=(2, 1), experts=True),
-    Cell("mixtral", True, "ddp", "none", 128, experts=True, adapted=True),
-    Cell("mixtral", True, "ddp", "full", 256, experts=True, adapted=True),
     Cell("mixtral", True, "fsdp2", "full", 128, experts=True, adapted=True),
 ]
 """Experts over two ranks, each of which is chosen as often."""
 EXPERTS_HELD_OUT = [
-    Cell("mixtral", False, "ddp", "full", 128, micro=4, accumulation=3, experts=True),
-    Cell("mixtral", True, "ddp", "selective", 384, micro=1, experts=True),
-    Cell("mixtral", False, "ddp", "none", 64, precision="bf16-pure", experts=True),
-    Cell("qwen3-moe", False, "ddp", "full", 320, micro=1, loss="fused", experts=True),
-    Cell("qwen3-moe", False, "ddp", "selective", 96, precision="fp32", optimizer="lion", experts=True),
-    Cell("qwen3-moe", True, "ddp", "full", 256, packing=True, experts=True),
     Cell("qwen3-moe", False, "fsdp2", "none", 192, mesh=(1, 2), experts=True),
     Cell("mixtral", False, "fsdp2", "full", 96, precision="bf16-pure", mesh=(1, 2), experts=True),
     Cell("mixtral", True, "fsdp2", "selective", 320, micro=1, experts=True),
-    Cell("qwen3-moe", True, "ddp", "full", 192, precision="fp32", experts=True, adapted=True),
     Cell("qwen3-moe", True, "fsdp2", "none", 96, mesh=(1, 2), experts=True, adapted=True),
-    Cell("mixtral", True, "ddp", "selective", 64, accumulation=3, precision="bf16-pure", experts=True, adapted=True),
 ]
 """First run when the others were done."""
 UNSHARDED = [
@@ -316,8 +290,6 @@ STAGED = [
     Cell("qwen3", False, "ddp", "none", 256, accumulation=4, precision="fp32", stages=2),
     Cell("qwen3", False, "fsdp2", "none", 256, accumulation=4, packing=True, stages=2),
     Cell("llama", False, "ddp", "none", 128, accumulation=4, precision="bf16-pure", stages=2),
-    Cell("llama", False, "ddp", "none", 256, accumulation=4, tensor=True, stages=2),
-    Cell("llama", True, "ddp", "full", 256, accumulation=3, tensor=True, stages=2),
 ]  # fmt: skip
 """Blocks over stages, with several micro-batches on their way; under fsdp2 two processes shard each stage."""
 STAGED_HELD_OUT = [
@@ -333,18 +305,7 @@ STAGED_HELD_OUT = [
     Cell("qwen3", False, "ddp", "full", 384, micro=1, accumulation=5, loss="fused", stages=4),
     Cell("llama-wide", True, "ddp", "none", 256, accumulation=3, loss="fused", stages=2),
     Cell("llama", False, "ddp", "none", 12, micro=1, accumulation=6, optimizer="lion", stages=4),
-    Cell("qwen3", False, "ddp", "selective", 192, accumulation=5, tensor=True, stages=2),
-    Cell("llama-tied", False, "ddp", "none", 128, accumulation=3, precision="fp32", tensor=True, stages=2),
-    Cell("qwen3", True, "ddp", "none", 224, micro=1, accumulation=2, packing=True, tensor=True, stages=2),
-    Cell("llama-wide", False, "ddp", "full", 160, micro=1, accumulation=4, loss="fused", tensor=True, stages=2),
     Cell("mixtral", False, "ddp", "none", 192, accumulation=4, stages=2),
-    Cell("mixtral", False, "ddp", "full", 192, accumulation=4, experts=True, stages=2),
-    Cell("mixtral", True, "ddp", "none", 192, accumulation=4, experts=True, stages=2),
-    Cell("mixtral", False, "fsdp2", "none", 128, accumulation=4, experts=True, stages=2),
-    Cell("qwen3-moe", False, "ddp", "selective", 160, accumulation=5, experts=True, stages=2),
-    Cell("qwen3-moe", True, "fsdp2", "full", 224, micro=1, accumulation=3, experts=True, stages=2),
-    Cell("mixtral", False, "ddp", "none", 96, accumulation=3, precision="fp32", experts=True, stages=2),
-    Cell("mixtral", False, "fsdp2", "full", 64, accumulation=6, precision="bf16-pure", experts=True, stages=2),
 ]
 """First run when the others were done; none of these was looked at before."""
 AVERAGED = [Cell("llama", False, s, "full", 16, micro=1, accumulation=1, optimizer="schedule-free") for s in STRATEGIES]

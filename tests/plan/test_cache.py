@@ -99,7 +99,7 @@ def test_other_strategies_share_the_traces(folder: Path, nothing_traced: Callabl
         {"label_smoothing": 0.1},
         {"z_loss": 1e-4},
         {"loss": "fused"},
-        {"strategy": {"name": "ddp", "mesh": {"tensor": 2}}, "machine": {"device": "cuda", "processes": 2}},
+        {"strategy": {"name": "fsdp2", "mesh": {"tensor": 2}}, "machine": {"device": "cuda", "processes": 2}},
         {"strategy": {"name": "ddp", "mesh": {"context": 2}}, "machine": {"device": "cuda", "processes": 2}},
         {"loop": "trainer"},
     ],

@@ -41,7 +41,7 @@ def planned(strategy: dict[str, Any], processes: int, nodes: int = 1, **options:
 @pytest.fixture(scope="module")
 def divided() -> Planned:
     """The recipe's own layers are divided over four ranks."""
-    return planned({"name": "ddp", "mesh": {"tensor": 4}}, 4, scale=True)
+    return planned({"name": "fsdp2", "mesh": {"tensor": 4}}, 4, scale=True)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_a_process_keeps_is_of_the_same_division() -> None:
     whole = planned({"name": "ddp"}, 2).candidates[0].peak
     reuse.keep(4)
     try:
-        half = planned({"name": "ddp", "mesh": {"tensor": 2}}, 2).candidates[0].peak
+        half = planned({"name": "fsdp2", "mesh": {"tensor": 2}}, 2).candidates[0].peak
         assert planned({"name": "ddp"}, 2).candidates[0].peak == whole > half
     finally:
         reuse.keep(0)
@@ -112,7 +112,7 @@ def test_the_fewest_devices_of_a_recipe_with_a_mesh(tmp_path: Path) -> None:
     count = found["answer"]
     assert found["change"].startswith(f"--gpus {count} --nodes 1 strategy.name=fsdp2 ")
     assert "strategy.mesh.context=8" in found["change"]
-    roomy = planned({"name": "ddp", "mesh": {"tensor": 4}}, 4, fit=("gpus",)).to_json()["fit"][0]
+    roomy = planned({"name": "fsdp2", "mesh": {"tensor": 4}}, 4, fit=("gpus",)).to_json()["fit"][0]
     assert roomy["change"] == "--gpus 1 --nodes 1 strategy.name=single strategy.mesh=null"
     file = tmp_path / "recipe.yaml"
     file.write_text(json.dumps(values(strategy, 8, length=65_536)))

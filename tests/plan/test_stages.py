@@ -15,7 +15,6 @@ import torch
 
 from cases import every_case
 from plan.cells import STAGED, Cell
-from plan.test_layers import added_job
 from plan.truth import predicted, resolved_from
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
@@ -25,7 +24,7 @@ from toolkit.planning.loops import check_loop
 from toolkit.planning.predict import Planner
 from toolkit.planning.search import Search
 from toolkit.planning.stages import step_length
-from toolkit.planning.time import Rates, exchanged
+from toolkit.planning.time import Rates
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve, strategy_of
 
@@ -84,41 +83,6 @@ def test_bytes_between_neighbours_are_those_of_a_real_step(cell: Cell, group: Wo
     found = group.run(sent_job, cell.recipe(), cell.length)
     assert [stage.sent(resolved.accumulation) for stage in stages] == [size for size, _ in found]
     assert [kept for _, kept in found] == [1, 0], "when its gradient is back, what was sent is let go of"
-
-
-@pytest.mark.nightly
-def test_bytes_of_stages_of_divided_layers_are_those_of_a_real_step(four: WorkerGroup) -> None:
-    """What each rank adds up with the one that has the other part of its layers, and what it sends to its neighbour."""
-    cell = replace(STAGED[0], tensor=True, model="llama-tied", accumulation=3)
-    resolved = resolved_from(cell.recipe())
-    planner = Planner.of(resolved, cell.length)
-    segments = planner.segments_of(resolved)
-    stages = [stage for stage, _ in planner.by_stage(resolved)]
-    added = [exchanged(one.segments(segments), list(one.holdings.order), resolved.mesh)[0].size for one in stages]
-    counted = four.run(added_job, cell.recipe(), cell.length)
-    shared = planner.holdings.embed[0].numel * 4 / 3  # the gradient of the tied head, once in three micro-batches
-    assert [size - shared for size in counted] == pytest.approx([added[0]] * 2 + [added[1]] * 2)
-    assert added[0] > 0
-    sent = [size for size, _ in four.run(sent_job, cell.recipe(), cell.length)]
-    assert sent == [one.sent(3) for one in stages for _ in range(2)]
-
-
-def test_layers_that_wait_for_sums_make_the_bubble_longer() -> None:
-    """A micro-batch takes longer, so do the turns in which other stages wait."""
-    cell = replace(STAGED[0], tensor=True)
-    asked = resolve(
-        Recipe.model_validate(cell.recipe() | {"machine": {"device": "cuda", "processes": 4}}), "r", device="cuda"
-    )
-    h100 = device_named("h100", None)
-    near, far = (Search(asked, replace(h100, link=link), 0.1, Rates()).candidate(asked) for link in (h100.link, 1.0))
-    assert near.sent["tensor"] > 0 < near.sent["pipeline"]
-    assert near.seconds is not None
-    assert far.seconds is not None
-    assert far.seconds.bubble > near.seconds.bubble
-    assert far.seconds.exposed > near.seconds.exposed
-    assert far.seconds.total == pytest.approx(
-        far.seconds.compute + far.seconds.optimizer + far.seconds.exposed + far.seconds.bubble
-    )
 
 
 def test_stages_have_the_model_between_them() -> None:

@@ -194,7 +194,7 @@ class Fsdp2Memory(_FsdpMemory):
         moment = super().enter(block, backward)
         if backward:
             self.copied_out = 0
-        elif not (block == TAIL and self.holdings.tied) and not self.all_gathered:
+        elif not (block == TAIL and self.holdings.tied) and not self.all_gathered and self.ranks > 1:
             # What the one before was gathered into is there until this one has been copied out.
             moment, self.copied_out = self.copied_out, self.whole(block)
         if block != TAIL or self.resolved.recipe.loss == "fused":
@@ -202,6 +202,13 @@ class Fsdp2Memory(_FsdpMemory):
         elif not backward:
             moment += self.copied_out  # gone before the loss
         return moment
+
+    def ahead(self, block: int, backward: bool) -> int:
+        # A rank that shards with no other copies weights where it uses them (_fsdp_param_group.py, ``wait_for_unshard``).
+        return super().ahead(block, backward) if self.ranks > 1 else 0
+
+    def before(self, block: int) -> int:
+        return super().before(block) if self.ranks > 1 else 0
 
     def keeps_sums(self) -> bool:
         # _fsdp_param_group.py, ``AllReduceState``: what copies have summed, until ``finalize_backward``.
