@@ -91,8 +91,8 @@ def check(recipe: dict[str, Any], folder: Path, start: Any) -> None:
     assert [*read_run(output).samples] == [("the model", answers[2]["answer"]), (PROMPTS[1], answers[3]["answer"])]
 
 
-TENSOR = {"name": "ddp", "mesh": {"tensor": 2}}
-EXPERT = {"name": "ddp", "mesh": {"expert": 2}}
+TENSOR = {"name": "fsdp2", "mesh": {"tensor": 2}}
+EXPERT = {"name": "fsdp2", "mesh": {"expert": 2}}
 MIXTURE = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 LATER = ["zero1", "zero2", "fsdp1", TENSOR, EXPERT]
 

@@ -72,34 +72,32 @@ class Training:
 
 DEFAULT = [
     Training("fsdp2", {"context": 2}, LLAMA, [("ddp", None)], packed=True),
-    Training("ddp", {"tensor": 2}, LLAMA, [("zero3", None)], packed=True),
+    Training("fsdp2", {"tensor": 2}, LLAMA, [("zero3", None)], packed=True),
     Training("ddp", {"pipeline": 2}, TIED, [("zero3", None)]),
     Training("fsdp2", {"expert": 2}, MIXTRAL, [("ddp", None)], ON_EXPERTS),
 ]
 
 
 def _nightly() -> Iterator[Training]:
-    square, rows, pair = {"tensor": 2, "shard": 2}, {"context": 2, "tensor": 2}, {"pipeline": 2, "expert": 2}
+    square, rows, pair = {"tensor": 2, "shard": 2}, {"context": 2, "tensor": 2}, {"expert": 2, "replicate": 2}
     full, lora, on_experts = (None,), (None, LORA), (None, ON_EXPERTS)
     unmeshed: list[tuple[str, Axes]] = [("ddp", None), ("fsdp2", None), ("fsdp1", None), ("zero1", None)]
     everything: list[tuple[str, Axes]] = [
         *unmeshed, ("ddp", {"pipeline": 4}), ("fsdp2", {"pipeline": 2, "shard": 2}),
-        ("ddp", {"tensor": 2, "replicate": 2}), ("fsdp2", {"replicate": 2, "shard": 2}),
+        ("fsdp2", square), ("fsdp2", {"replicate": 2, "shard": 2}),
     ]  # fmt: skip
     table: Sequence[tuple[str, dict[str, int], dict[str, Any], Sequence[Any], Sequence[tuple[str, Axes]], bool]] = (
         ("zero3", {"context": 2}, LLAMA, full, [("ddp", None)], True),
         ("ddp", {"pipeline": 2}, TIED, full, [("zero3", None)], True),
-        ("ddp fsdp2", {"expert": 2}, MIXTRAL, on_experts, [("ddp", None), ("fsdp2", None), ("zero3", None)], False),
-        ("zero1 zero2", square, LLAMA, lora, [("zero2", None), ("zero1", square), ("zero2", square)], True),
+        ("fsdp2", {"expert": 2}, MIXTRAL, on_experts, [("ddp", None), ("fsdp2", None), ("zero3", None)], False),
+        ("fsdp2", square, LLAMA, lora, [("zero2", None), ("fsdp2", None)], True),
         ("ddp", {"pipeline": 2, "replicate": 2}, TIED, lora, everything, True),
         ("ddp", {"pipeline": 4}, TIED, full, everything, True),
         ("fsdp2", {"pipeline": 2, "shard": 2}, TIED, full, everything, True),
-        ("ddp fsdp2", rows, MODEL, lora, [("ddp", rows), ("fsdp2", rows), ("ddp", {"pipeline": 4}), ("zero3", None)],
+        ("fsdp2", rows, MODEL, lora, [("fsdp2", square), ("ddp", {"pipeline": 4}), ("zero3", None)], False),
+        ("fsdp2", pair, MIXTRAL | {"num_hidden_layers": 4}, on_experts,
+         [("fsdp2", {"expert": 2, "shard": 2}), ("fsdp2", {"expert": 4}), ("ddp", {"pipeline": 4}), ("zero3", None)],
          False),
-        ("ddp", {"pipeline": 2, "tensor": 2}, TIED, full,
-         [("ddp", {"pipeline": 4}), ("fsdp2", square), ("zero3", None)], False),
-        ("ddp fsdp2", pair, MIXTRAL | {"num_hidden_layers": 4}, on_experts,
-         [("ddp", pair), ("fsdp2", pair), ("ddp", {"expert": 4}), ("zero3", None)], False),
     )  # fmt: skip
     for names, mesh, model, adapters, others, packed in table:
         for name in names.split():
@@ -192,8 +190,8 @@ def test_a_rank_whose_experts_no_token_has_chosen(kernel: str, tiny_root: Path, 
     """It takes part in exchanges and in the sum of their gradients, for which the others wait."""
     model = {"config": MIXTRAL | {"experts_implementation": kernel}}
     runs = []
-    for name, mesh in (("ddp", {"expert": 2, "replicate": 2}), ("fsdp2", {"expert": 2, "shard": 2})):
-        runs.append(four.run(lopsided_job, run_of(tiny_root, name, mesh, 4, model=model), 3)[0])
+    for mesh in ({"expert": 2, "replicate": 2}, {"expert": 2, "shard": 2}):
+        runs.append(four.run(lopsided_job, run_of(tiny_root, "fsdp2", mesh, 4, model=model), 3)[0])
     assert runs[1].losses == pytest.approx(runs[0].losses, rel=1e-6)
     assert_weights(runs[1], runs[0], 1e-6)
 
@@ -244,15 +242,14 @@ def test_each_stage_reads_its_own_blocks(tiny_root: Path, tmp_path: Path, group:
         assert elements == sum(own) < 0.6 * sum(sizes.values())
 
 
-@pytest.mark.parametrize("name", [pytest.param("ddp", marks=pytest.mark.nightly), "fsdp2"])
-def test_each_rank_reads_its_own_experts(name: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
+def test_each_rank_reads_its_own_experts(tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
     """And no expert of another rank, where the files have a layer's experts in one tensor."""
     model, sizes = _saved(EVERY_FAMILY["gpt_oss"]["config"] | {"vocab_size": 300}, tmp_path / "model")
     experts = sum(size for weight, size in sizes.items() if ".experts." in weight)
     rest = sum(sizes.values()) - experts
-    for elements, why_whole in group.run(read_job, run_of(tiny_root, name, {"expert": 2}, 2, model=model)):
+    for elements, why_whole in group.run(read_job, run_of(tiny_root, "fsdp2", {"expert": 2}, 2, model=model)):
         assert why_whole is None
-        assert elements == experts // 2 + (rest if name == "ddp" else rest // 2)
+        assert elements == experts // 2 + rest // 2
 
 
 @pytest.mark.nightly

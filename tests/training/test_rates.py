@@ -64,7 +64,7 @@ def counted_job(resolved: Resolved) -> dict[str, Any]:
 
 
 MESHES: list[tuple[str, dict[str, int]]] = [
-    ("ddp", {}), ("ddp", {"tensor": 2}), ("ddp", {"context": 2}), ("ddp", {"pipeline": 2})
+    ("ddp", {}), ("fsdp2", {"tensor": 2}), ("ddp", {"context": 2}), ("ddp", {"pipeline": 2})
 ]  # fmt: skip
 
 

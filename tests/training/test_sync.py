@@ -113,9 +113,9 @@ def test_verify_proves_it_and_that_it_is_at_work(case: str, tiny_root: Path, gro
     [
         ("ddp, every", None),
         pytest.param("ddp, every", {"context": 2}, marks=pytest.mark.nightly),
-        pytest.param("ddp, every", {"tensor": 2}, marks=pytest.mark.nightly),
         pytest.param("fsdp2, last", None, marks=pytest.mark.nightly),
         pytest.param("fsdp2, last", {"context": 2}, marks=pytest.mark.nightly),
+        pytest.param("fsdp2, last", {"tensor": 2}, marks=pytest.mark.nightly),
     ],
 )
 def test_sixteen_bits_alone_round_where_the_ranks_add_up(

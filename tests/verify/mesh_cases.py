@@ -1,4 +1,4 @@
-"""The table of `strategy.mesh`: each axis and pair under strategies and options, and what is seen of a right run.
+"""The table of `strategy.mesh`: each axis under strategies and options, and what is seen of a right run.
 
 A row is a recipe. `DEFAULT` is what every run of the tests verifies; `NIGHTLY` has every option, family and size of
 each axis. `KILLED` says in which recipes the faults of each axis are found.
@@ -124,7 +124,7 @@ def evidence(row: Row) -> set[str]:
     if row.mesh == HYBRID:
         found |= {"mesh", "mesh-copies", "share-of-state" if row.name == "zero3" else "share-of-weights"}
     if "expert" in row.mesh:
-        found |= {"experts-alike"} if row.name == "ddp" else {"mesh", "mesh-copies", "share-of-weights"}
+        found |= {"mesh", "mesh-copies", "share-of-weights"}
     return found
 
 
@@ -184,10 +184,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 # ------------------------------------------------------------------ rows
 
 TWO: dict[str, Axes] = {axis: {axis: 2} for axis in EXCHANGES}
-PAIRS: dict[str, Axes] = {
-    f"{first}-{second}": {first: 2, second: 2}
-    for first, second in (("context", "tensor"), ("pipeline", "tensor"), ("pipeline", "expert"))
-}
+PAIR: Axes = {"context": 2, "tensor": 2}
+"""The one pair of axes that works: rows and layers."""
 SHARDED: dict[str, Axes] = {axis: {axis: 2, "shard": 2} for axis in EXCHANGES}
 COPIED: dict[str, Axes] = {axis: {axis: 2, "replicate": 2} for axis in EXCHANGES}
 HALVES = {"layers-divided": "2"}
@@ -204,41 +202,37 @@ PACKED_EXPERTS = _PACKED | {"model": EVERY_FAMILY["qwen3_moe"], "adapter": BESID
 DEFAULT = [
     Row("lora", "ddp", TWO["context"], OPTIONS["recomputed-lora"] | {"loss": "fused"}, exact=True),
     Row("tied", "zero2", TWO["context"], OPTIONS["packed"] | {"model": {"config": TIED}}, exact=True, round_trip=False),
-    Row("lora", "ddp", TWO["tensor"], OPTIONS["recomputed-lora"], HALVES, exact=True),
-    Row("head-norms", "ddp", TWO["tensor"], PACKED_NORMS, HALVES, exact=True, round_trip=False),
+    Row("lora", "fsdp2", TWO["tensor"], OPTIONS["recomputed-lora"], HALVES, exact=True),
+    Row("head-norms", "fsdp2", TWO["tensor"], PACKED_NORMS, HALVES, exact=True, round_trip=False),
     Row("lora", "ddp", TWO["pipeline"], OPTIONS["recomputed-lora"], COUNTED, exact=True),
     Row("packed", "ddp", TWO["pipeline"], OPTIONS["tied-dropout"] | OPTIONS["packed"], COUNTED, exact=True,
         round_trip=False),
     Row("recomputed", "fsdp2", TWO["expert"], OPTIONS["recomputed"], exact=True),
-    Row("lora", "ddp", TWO["expert"], PACKED_EXPERTS, exact=True, round_trip=False),
+    Row("lora", "fsdp2", TWO["expert"], PACKED_EXPERTS, exact=True, round_trip=False),
     Row("activations", "fsdp2", SHARDED["tensor"], {"model": {"config": {"model_type": "apertus"}}}, HALVES,
         compared="alpha_p", round_trip=False),  # xIELU has two weights, which no plan names
-    Row("recomputed-fp32", "fsdp2", PAIRS["pipeline-expert"], {"activation_checkpointing": "full"}, COUNTED, exact=True,
+    Row("recomputed-fp32", "fsdp2", SHARDED["pipeline"], {"activation_checkpointing": "full"}, STAGES,
         round_trip=False),
 ]  # fmt: skip
-"""Each axis on two ranks, and on four a shard of parts and a pair of axes; options together where they can be."""
+"""Each axis on two ranks, and on four shards of parts and of stages; options together where they can be."""
 
 
 def _with_options() -> Iterator[Row]:
     for names, axes, options in (
         ("fsdp2", TWO["context"], "bf16-pure terms packed-recomputed selective ema muon one-key-head tied sliding "
          "experts positions-learned"),
-        ("ddp", TWO["tensor"], "bf16-pure selective terms lion sgd foreach groups frozen head-saved tied biases "
-         "classification eager sync-every sync-every-packed"),
-        ("zero1 zero2", SHARDED["tensor"], "bf16-pure selective lion groups frozen head-saved tied biases "
-         "classification"),
+        ("fsdp2", TWO["tensor"], "bf16-pure selective terms lion sgd foreach groups frozen head-saved tied biases "
+         "classification eager sync-last sync-every-packed"),
+        ("fsdp2", SHARDED["tensor"], "bf16-pure selective lion groups frozen head-saved tied biases classification "
+         "gathered-once sync-last-gathered"),
         ("ddp", TWO["pipeline"], "bf16-pure selective masks-fused packed-fused terms lion sgd foreach not-clipped "
          "frozen head-saved head-saved-tied biases eager one-micro-batch groups-of-a-block ema ema-tied three-blocks"),
         ("fsdp2", SHARDED["pipeline"], "bf16-pure recomputed gathered-once sync-last sync-last-gathered masks-fused "
          "packed-fused"),
-        ("ddp fsdp2", TWO["expert"], "bf16-pure selective terms lion frozen-experts balance eager one-micro-batch"),
+        ("fsdp2", TWO["expert"], "bf16-pure selective terms lion frozen-experts balance eager one-micro-batch"),
         ("fsdp2", SHARDED["expert"], "sync-last-gathered"),
-        ("ddp fsdp2", PAIRS["context-tensor"], "bf16-pure packed-fused recomputed-lora terms lion biases tied "
-         "one-micro-batch"),
-        ("ddp", PAIRS["pipeline-tensor"], "bf16-pure packed-fused lion foreach not-clipped groups biases "
-         "one-micro-batch"),
-        ("ddp fsdp2", PAIRS["pipeline-expert"], "bf16-pure packed-fused recomputed tied-dropout lion groups-of-experts "
-         "frozen-experts one-micro-batch"),
+        ("fsdp2", SHARDED["expert"], "groups-of-experts tied-dropout packed-fused"),
+        ("fsdp2", PAIR, "bf16-pure packed-fused recomputed-lora terms lion biases tied one-micro-batch"),
         ("fsdp1", HYBRID, "fp16 bf16-pure ema fused"),
         ("fsdp2", HYBRID, "fp16 bf16-pure ema lion muon adafactor fused packed sync-last-gathered"),
         ("zero3", HYBRID, "bf16-pure ema fused"),  # DeepSpeed has fp16 on GPUs alone
@@ -265,15 +259,12 @@ def _of_families() -> Iterator[Row]:
     # (strategies, axes, families, adapters, what is laid over a family's config, whether the rest of its recipe counts)
     for names, axes, families, adapters, own, whole in (
         ("fsdp2", TWO["context"], with_divisible_rows(), (None,), {}, True),
-        ("ddp", TWO["tensor"], WITH_LAYERS, (None, everywhere), no_masks, False),
+        ("fsdp2", TWO["tensor"], WITH_LAYERS, (None, everywhere), no_masks, False),
         ("ddp", TWO["pipeline"], WITH_STAGES, (None, everywhere), {}, False),
-        ("ddp fsdp2", TWO["expert"], WITH_EXPERTS, (None, BESIDE_EXPERTS, ON_EXPERTS), {}, True),
+        ("fsdp2", TWO["expert"], WITH_EXPERTS, (None, BESIDE_EXPERTS, ON_EXPERTS), {}, True),
         # gemma2's attention is not sdpa.
-        ("ddp", PAIRS["context-tensor"], sorted({*WITH_LAYERS} - {"gemma2"}), (None,),
-         no_masks | {"num_attention_heads": 4}, False),
-        ("ddp", PAIRS["pipeline-tensor"], sorted({*WITH_LAYERS} & {*WITH_STAGES}), (None,), no_masks, False),
-        # DeepSeek-V3's first block has no experts: its first stage has none at all.
-        ("ddp fsdp2", PAIRS["pipeline-expert"], sorted({*WITH_EXPERTS} & {*WITH_STAGES}), (None,), {}, True),
+        ("fsdp2", PAIR, sorted({*WITH_LAYERS} - {"gemma2"}), (None,), no_masks | {"num_attention_heads": 4}, False),
+        ("ddp", TWO["pipeline"], sorted({*WITH_EXPERTS} & {*WITH_STAGES}), (BESIDE_EXPERTS,), {}, True),
     ):  # fmt: skip
         for name in names.split():
             for family in families:
@@ -308,7 +299,7 @@ def _of_sizes() -> Iterator[Row]:
         "key-heads": {"num_key_value_heads": 4}, "mixtral": MIXTRAL | {"num_hidden_layers": 4},
     }  # fmt: skip
     full, lora, three = (None,), (None, LORA), (None, BESIDE_EXPERTS, ON_EXPERTS)
-    mixed, both, on_experts = ("bf16",), ("fp32", "bf16"), (None, ON_EXPERTS)
+    mixed, both = ("bf16",), ("fp32", "bf16")
     quarters = {"stages": "0 | 1 | 2 | 3", "bubble": "6 of 12"}
     squares = {"mesh": "2 x 2", "mesh-copies": "2"}
     table: Sequence[tuple[str, Axes, str, Sequence[str], Sequence[Any], Mapping[str, str], bool]] = (
@@ -317,9 +308,9 @@ def _of_sizes() -> Iterator[Row]:
         ("ddp fsdp2", COPIED["context"], "llama", mixed, lora, {}, False),
         ("fsdp2 fsdp1 zero3", SHARDED["context"], "llama", mixed, lora, {}, False),
         ("fsdp2 zero2", {"context": 4}, "llama", mixed, lora, {}, False),
-        ("ddp", COPIED["tensor"], "llama qwen3", mixed, lora, HALVES, False),
-        ("fsdp2 zero1 zero2", SHARDED["tensor"], "llama qwen3", mixed, lora, HALVES, False),
-        ("ddp", {"tensor": 4}, "key-heads", mixed, lora, {"layers-divided": "4"}, False),
+        ("fsdp2", TWO["tensor"], "llama qwen3", both, (None, EVERYWHERE), HALVES, True),
+        ("fsdp2", SHARDED["tensor"], "llama qwen3", mixed, lora, HALVES, False),
+        ("fsdp2", {"tensor": 4}, "key-heads", mixed, lora, {"layers-divided": "4"}, False),
         ("fsdp2", SHARDED["tensor"] | {"replicate": 2}, "llama", mixed, full, HALVES, False),
         ("ddp", TWO["pipeline"], "mixtral", mixed, (ON_EXPERTS,), STAGES, False),
         ("fsdp2", SHARDED["pipeline"], "mixtral", mixed, (ON_EXPERTS,), STAGES, False),
@@ -328,19 +319,12 @@ def _of_sizes() -> Iterator[Row]:
         ("ddp", {"pipeline": 4}, "llama qwen3 tied dropout", mixed, lora, quarters, False),
         ("ddp", {"pipeline": 2, "replicate": 3}, "tied", ("fp32",), full, STAGES, False),
         ("fsdp2", SHARDED["pipeline"] | {"replicate": 2}, "tied", mixed, full, STAGES, False),
-        ("ddp fsdp2", TWO["expert"], "llama", mixed, (ON_EXPERTS,), {}, True),
-        ("ddp fsdp2", COPIED["expert"], "llama", mixed, three, {}, False),
-        ("ddp fsdp2", {"expert": 4}, "llama", mixed, three, {}, False),
+        ("fsdp2", TWO["expert"], "llama", both, three, {}, True),
+        ("fsdp2", COPIED["expert"], "llama", mixed, three, {}, False),
+        ("fsdp2", {"expert": 4}, "llama", mixed, three, {}, False),
         ("fsdp2", SHARDED["expert"], "llama", mixed, three, {}, False),
-        ("ddp fsdp2", PAIRS["context-tensor"], "llama qwen3", both, (None, EVERYWHERE), HALVES, True),
-        ("ddp", PAIRS["context-tensor"] | {"replicate": 2}, "llama", mixed, lora, HALVES, False),
-        ("fsdp2", PAIRS["context-tensor"] | {"shard": 2}, "llama", mixed, lora, HALVES, False),
-        ("ddp", PAIRS["pipeline-tensor"], "llama qwen3 tied", both, (None, EVERYWHERE), HALVES | COUNTED, True),
-        ("ddp", PAIRS["pipeline-tensor"] | {"replicate": 2}, "tied", mixed, lora, HALVES | STAGES, False),
-        ("fsdp2", PAIRS["pipeline-tensor"] | {"shard": 2}, "tied", mixed, lora, HALVES | STAGES, False),
-        ("ddp fsdp2", PAIRS["pipeline-expert"], "llama", both, three, COUNTED, True),
-        ("ddp fsdp2", PAIRS["pipeline-expert"] | {"replicate": 2}, "llama", mixed, on_experts, STAGES, False),
-        ("fsdp2", PAIRS["pipeline-expert"] | {"shard": 2}, "llama", mixed, on_experts, STAGES, False),
+        ("fsdp2", PAIR, "llama qwen3", both, (None, EVERYWHERE), HALVES, True),
+        ("fsdp2", PAIR | {"shard": 2}, "llama", mixed, lora, HALVES, False),
         ("fsdp1 fsdp2 zero3", HYBRID, "llama", mixed, full, squares, False),
     )
     for names, axes, of, precisions, adapters, seen, exact in table:
@@ -358,9 +342,7 @@ def _of_sizes() -> Iterator[Row]:
     yield Row("tied-dropout", "ddp", TWO["pipeline"], OPTIONS["tied-dropout"], COUNTED, exact=True)
     for option in ("recomputed", "recomputed-lora"):
         sections = OPTIONS[option] | {"model": {"config": HEAD_NORMS}}
-        yield Row(f"qwen3-{option}", "ddp", PAIRS["pipeline-tensor"], sections, HALVES | COUNTED, exact=True)
-    yield Row("recomputed", "ddp", TWO["expert"], OPTIONS["recomputed"], exact=True)
-    yield Row("packed", "fsdp2", TWO["expert"], PACKED_EXPERTS, exact=True)
+        yield Row(f"qwen3-{option}", "fsdp2", TWO["tensor"], sections, HALVES, exact=True)
 
 
 NIGHTLY = [*_with_options(), *_of_families(), *_of_sizes()]
@@ -393,21 +375,14 @@ class Killed:
 
 OF_TWO = [
     Killed("parts-key-heads-mixed", Row("two", "fsdp2", TWO["context"]), 2),
-    Killed("layers-hidden-gradients-apart", Row("two", "ddp", TWO["tensor"]), 2),
+    Killed("layers-hidden-gradients-apart", Row("two", "fsdp2", TWO["tensor"]), 2),
     Killed("stages-divided-by-micro-batches", Row("two", "ddp", TWO["pipeline"]), 2),
-    Killed("experts-results-misplaced", Row("two", "ddp", TWO["expert"]), 2),
+    Killed("experts-results-misplaced", Row("two", "fsdp2", TWO["expert"]), 2),
 ]
 """One of each axis, on two ranks."""
-ELSEWHERE = {
-    # Dropout in attention, which divided layers do not have; samples of copies; key heads that a fault knows by their
-    # number, which here is that of a rank's query heads.
-    "context-tensor": {"parts-same-masks", "layers-of-other-samples", "parts-key-heads-mixed"},
-    # What needs copies.
-    "pipeline-tensor": {"stages-copies-not-averaged", "layers-of-other-samples"},
-    # What needs copies of experts or shards of them, or DDP itself.
-    "pipeline-expert": {"experts-copies-apart", "experts-router-apart", "experts-sharded-over-all"},
-}
-"""Faults of one axis of a pair that cannot be where both are."""
+ELSEWHERE = {"parts-same-masks", "layers-of-other-samples", "parts-key-heads-mixed"}
+"""Faults of rows or layers that cannot be where both are divided: dropout in attention, which divided layers do not
+have; samples of copies; key heads that a fault knows by their number, which here is that of a rank's query heads."""
 
 
 def _killed() -> Iterator[Killed]:
@@ -417,14 +392,14 @@ def _killed() -> Iterator[Killed]:
             for name in faults()[fault].strategies.names():
                 for precision in ("fp32", "bf16") if axis == "expert" else ("fp32",):
                     yield Killed(
-                        fault, Row(precision, name, {}, {"precision": precision} | model), 2 if axis == "context" else 4
-                    )
-    for pair, axes in PAIRS.items():
-        for fault in faults_of(*axes):
-            if fault not in ELSEWHERE[pair]:
-                # There are as many ranks of rows as of layers.
-                also = "gradients-scaled-by-layers" if (pair, fault) == ("context-tensor", "parts-averaged") else ""
-                yield Killed(fault, Row("pair", "ddp", axes), 4, also)
+                        fault, Row(precision, name, {}, {"precision": precision} | model),
+                        2 if axis in ("context", "tensor") else 4,
+                    )  # fmt: skip
+    for fault in faults_of(*PAIR):
+        if fault not in ELSEWHERE:
+            # There are as many ranks of rows as of layers.
+            also = "gradients-scaled-by-layers" if fault == "parts-averaged" else ""
+            yield Killed(fault, Row("pair", "fsdp2", PAIR), 4, also)
 
 
 KILLED = list(_killed())

@@ -1,4 +1,4 @@
-"""`strategy.mesh`: each axis and each pair of axes is proven equal, and what is wrong with it is found and named.
+"""`strategy.mesh`: each axis is proven equal, and what is wrong with it is found and named.
 
 The rows are in mesh_cases.py."""
 
@@ -126,18 +126,18 @@ def kill(killed: Killed, recipe: Make, group: WorkerGroup) -> None:
 
 
 @pytest.mark.parametrize("killed", params(KILLED, lambda ranks: ranks == 2))
-def test_a_fault_of_rows_is_found(killed: Killed, recipe: Make, group: WorkerGroup) -> None:
+def test_a_fault_of_rows_and_layers_is_found(killed: Killed, recipe: Make, group: WorkerGroup) -> None:
     kill(killed, recipe, group)
 
 
 @pytest.mark.parametrize("killed", params(KILLED, lambda ranks: ranks == 4))
-def test_a_fault_of_copies_layers_stages_and_experts_is_found(killed: Killed, recipe: Make, four: WorkerGroup) -> None:
+def test_a_fault_of_copies_stages_experts_and_pairs_is_found(killed: Killed, recipe: Make, four: WorkerGroup) -> None:
     kill(killed, recipe, four)
 
 
 def test_every_axis_has_its_faults() -> None:
     assert {axis: len(faults_of(axis)) for axis in FAULTS} == {
-        "context": 7, "tensor": 8, "pipeline": 7, "expert": 7, "hybrid": 3
+        "context": 7, "tensor": 8, "pipeline": 7, "expert": 6, "hybrid": 3
     }  # fmt: skip
 
 
