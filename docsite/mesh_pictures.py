@@ -187,7 +187,7 @@ def _slots(stages: int, micros: int) -> list[dict[int, tuple[str, int]]]:
 
 def expert() -> Picture:
     """Two rows of ranks, all with samples of their own, each of which has half of every layer's experts."""
-    made = Picture(800, 270, "expert: 2, replicate: 2 on four processes: ranks divide the experts of every layer")
+    made = Picture(800, 270, "expert: 2, shard: 2 on four processes: ranks divide the experts of every layer")
     made.text(110, 24, "experts 1 to 4", 12)
     made.text(440, 24, "experts 5 to 8", 12)
     for row in range(2):
@@ -199,10 +199,9 @@ def expert() -> Picture:
         made.arrow(110 + _WIDE + 8, y + 14, 440 - 8, y + 14, _LAYERS)
         made.text(341, y + 6, "tokens and results", 11, _LAYERS, "middle")
     made.arrow(620, 50, 620, 192, _WEIGHTS)
-    for line, words in enumerate(("the same experts: their", "gradients are summed", "along a column")):
+    for line, words in enumerate(("the same experts are", "sharded along a column")):
         made.text(632, 112 + 16 * line, words, 11, _WEIGHTS)
-    made.text(110, 236, "attention, norms, routers, embeddings and the head are whole on every rank;", 12)
-    made.text(110, 254, "their gradients are averaged over all four", 12)
+    made.text(110, 236, "attention, norms, routers, embeddings and the head are sharded over all four", 12)
     return made
 
 

@@ -95,7 +95,7 @@ def _add_newest(recipe: dict[str, Any], draw: random.Random, *, stages: bool) ->
         axis = draw.choice(able)
         if stages and axis != "context" and model["config"]["model_type"] in MODELS[axis] and draw.random() < 0.8:
             _suit(recipe, axis)
-        recipe["strategy"] = recipe["strategy"] | {"mesh": {axis: 2}}
+        recipe["strategy"] = recipe["strategy"] | ({"name": "fsdp2"} if axis == "tensor" else {}) | {"mesh": {axis: 2}}
     if draw.random() < 0.06:
         kept = {key: value for key, value in recipe["optimizer"].items() if key in _OF_ANY_OPTIMIZER}
         recipe["optimizer"] = kept | {"name": "schedule-free"}
@@ -116,7 +116,7 @@ def _add_experts(recipe: dict[str, Any], draw: random.Random) -> None:
         and strategy["name"] != "single"
         and draw.random() < 0.5
     ):
-        recipe["strategy"] = {"name": "ddp", "mesh": {"expert": 2}}
+        recipe["strategy"] = {"name": "fsdp2", "mesh": {"expert": 2}}
         _suit(recipe, "expert")
         recipe.pop("fp8", None)
 

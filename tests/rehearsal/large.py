@@ -22,8 +22,6 @@ MESHES: dict[str, tuple[str, dict[str, int]]] = {
     "hybrid": ("fsdp2", {"replicate": 64, "shard": 8}),
     "layers": ("fsdp2", {"shard": 64, "tensor": 8}),
     "layers-hybrid": ("fsdp2", {"replicate": 8, "shard": 8, "tensor": 8}),
-    "layers-ddp": ("ddp", {"replicate": 64, "tensor": 8}),
-    "layers-zero2": ("zero2", {"shard": 64, "tensor": 8}),
     "rows": ("fsdp2", {"shard": 256, "context": 2}),
 }
 """Of 512 ranks."""

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp._fully_shard import _fsdp_common
-from torch.nn.parallel import DistributedDataParallel
 
 from cases import every_case
 from signalled import TOOLKIT, write_recipe
@@ -183,7 +182,6 @@ def nothing_is_dropped() -> None:
     transformers.drop_conversions(nn.Linear(1, 1), lambda one: True)
 
 
-_DDP = "_set_params_and_buffers_to_ignore_for_model"
 _GROUPS = ("_set_pg_timeout", "_get_default_store")
 TABLE: list[tuple[str, Hide, Callable[[], None]]] = [
     ("TorchDispatchMode", no_modes, block_is_recomputed_whole),
@@ -192,8 +190,6 @@ TABLE: list[tuple[str, Hide, Callable[[], None]]] = [
     ("torch._dynamo and torch._inductor", no_counts, blocks_run_uncompiled),
     ("timeouts and store of groups", gone(distributed_c10d, *_GROUPS), groups_keep_their_limits),
     ("torch.nn.init._no_grad_trunc_normal_", gone(nn.init, "_no_grad_trunc_normal_"), models_are_drawn_whole),
-    ("parameters that DDP leaves out", gone(DistributedDataParallel, _DDP),
-     partial(refused, upstream.left_out_of_ddp, None, [])),
     ("torch._scaled_mm", gone(torch, "_scaled_mm"), product_is_the_same),
     ("a GPU's operators of attention", no_operators, partial(refused, upstream.gpu_attention, "flash_attention")),
     ("FSDP1's flat parameters", unwritten("_shard_param_infos"),

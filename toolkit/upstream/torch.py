@@ -196,15 +196,6 @@ def drawing_truncated() -> str:
     return name if hasattr(torch.nn.init, name) else ""
 
 
-def left_out_of_ddp(model: Any, names: list[str]) -> None:
-    """Have DDP neither average nor send these parameters: it takes no argument for them. Raises InputError where this
-    torch does not know how."""
-    leave = named("torch.nn.parallel:DistributedDataParallel._set_params_and_buffers_to_ignore_for_model")
-    if leave is None:
-        raise InputError(f"torch {torch.__version__}: DDP leaves no weights out, which strategy.mesh.expert needs")
-    leave(model, names)
-
-
 def float8_product(left: Any, right: Any, of_left: Any, of_right: Any, dtype: torch.dtype, fast: bool) -> torch.Tensor:
     """``left`` (rows, in) times ``right`` (in, columns), both float8, with a scale each. ``scaled_mm`` does the same
     by another operator, whose operations torch 2.13.0 does not count."""
@@ -260,11 +251,6 @@ REPLACEMENTS = (
         "torch", "torch.nn.init._no_grad_trunc_normal_", "weights are drawn by part", "2.11 to 2.14",
         lambda: "" if drawing_truncated() else "_no_grad_trunc_normal_ is not there",
         "others keep trunc_normal_ under names of their own", "models are drawn whole",
-    ),
-    Replacement(
-        "torch", "parameters that DDP leaves out", "experts are other weights on each rank", "2.11 to 2.14",
-        lambda: missing("torch.nn.parallel:DistributedDataParallel._set_params_and_buffers_to_ignore_for_model"),
-        "DDP has no argument for them", "strategy.mesh.expert is refused under ddp",
     ),
     Replacement(
         "torch", "torch._scaled_mm", "products in float8", "2.11 to 2.14",

@@ -204,7 +204,7 @@ class Fsdp2Memory(_FsdpMemory):
         return moment
 
     def ahead(self, block: int, backward: bool) -> int:
-        # A rank that shards with no other copies weights where it uses them (_fsdp_param_group.py, ``wait_for_unshard``).
+        # A rank that shards alone copies weights where it uses them (_fsdp_param_group.py, ``wait_for_unshard``).
         return super().ahead(block, backward) if self.ranks > 1 else 0
 
     def before(self, block: int) -> int:

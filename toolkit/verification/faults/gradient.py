@@ -107,14 +107,24 @@ class GradBucketSkipped(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.strategies.engines.replicated import DdpEngine
         from toolkit.strategies.engines.zero import ZeroEngine
-        from toolkit.upstream.torch import left_out_of_ddp
+
+        def hook(state: Any, bucket: Any) -> Any:
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+            own = bucket.gradients()[0].clone()
+
+            def restored(reduced: Any) -> Any:
+                self.reached()
+                bucket.gradients()[0].copy_(own)
+                return reduced.value()[0]
+
+            return allreduce_hook(None, bucket).then(restored)
 
         def wrap(right: Any) -> Any:
             def wrong(engine: Any, model: Any) -> Any:
-                left_out = next(name for name, p in model.named_parameters() if p.requires_grad)
-                left_out_of_ddp(model, [left_out])
-                self.reached()
-                return right(engine, model)
+                wrapped = right(engine, model)
+                wrapped.register_comm_hook(None, hook)
+                return wrapped
 
             return wrong
 
