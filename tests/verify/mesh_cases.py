@@ -264,7 +264,6 @@ def _of_families() -> Iterator[Row]:
         ("fsdp2", TWO["expert"], WITH_EXPERTS, (None, BESIDE_EXPERTS, ON_EXPERTS), {}, True),
         # gemma2's attention is not sdpa.
         ("fsdp2", PAIR, sorted({*WITH_LAYERS} - {"gemma2"}), (None,), no_masks | {"num_attention_heads": 4}, False),
-        ("ddp", TWO["pipeline"], sorted({*WITH_EXPERTS} & {*WITH_STAGES}), (BESIDE_EXPERTS,), {}, True),
     ):  # fmt: skip
         for name in names.split():
             for family in families:

@@ -109,8 +109,10 @@ class GradBucketSkipped(Fault):
         from toolkit.strategies.engines.zero import ZeroEngine
 
         def hook(state: Any, bucket: Any) -> Any:
+            from torch.distributed import group
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+            assert group.WORLD is not None
             own = bucket.gradients()[0].clone()
 
             def restored(reduced: Any) -> Any:
@@ -118,7 +120,7 @@ class GradBucketSkipped(Fault):
                 bucket.gradients()[0].copy_(own)
                 return reduced.value()[0]
 
-            return allreduce_hook(None, bucket).then(restored)
+            return allreduce_hook(group.WORLD, bucket).then(restored)
 
         def wrap(right: Any) -> Any:
             def wrong(engine: Any, model: Any) -> Any:
