@@ -42,11 +42,6 @@ def expert_group(resolved: Resolved) -> dist.ProcessGroup:
     return group_of(resolved, resolved.mesh.expert_ranks, "experts")
 
 
-def expert_copies(resolved: Resolved) -> dist.ProcessGroup:
-    """Of the ranks that have the same experts as this one. Every process calls it."""
-    return group_of(resolved, resolved.mesh.expert_peers, "copies of experts")
-
-
 def divide_experts(model: nn.Module, ranks: ExpertRanks, source: str) -> dict[str, Division]:
     """Leave this rank's part in every module of experts; returns how each weight is divided, by name.
 

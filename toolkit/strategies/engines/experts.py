@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from toolkit.model.experts import expert_copies, expert_group
+from toolkit.model.experts import expert_group
 from toolkit.optim.adamw8bit import local
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.claims import Claim
@@ -31,8 +31,8 @@ from toolkit.upstream.torch_fsdp import placed_on
 class ExpertsFsdp2Engine(DividedLayers):
     """Experts are sharded over the ranks that have the same ones, everything else over all ranks."""
 
-    def _groups(self, resolved: Resolved) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-        return expert_group(resolved), expert_copies(resolved)
+    def _group(self, resolved: Resolved) -> dist.ProcessGroup:
+        return expert_group(resolved)
 
     def engage(self, prepared: Prepared) -> None:
         named = dict(prepared.model.named_parameters())

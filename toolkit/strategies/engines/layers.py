@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from toolkit.model.tensor import Division, layer_group, state_group
+from toolkit.model.tensor import Division, layer_group
 from toolkit.optim.adamw8bit import local
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.base import OptimizerState
@@ -33,13 +33,13 @@ class DividedLayers(Fsdp2Engine):
 
     def __init__(self, prepared: Prepared, accelerator: Accelerator) -> None:
         self.divisions = prepared.divisions
-        self.layer_group, self.state_group = self._groups(prepared.resolved)
+        self.layer_group = self._group(prepared.resolved)
         super().__init__(prepared, accelerator)
         self.shapes = {name: self._whole_shape(name, shape) for name, shape in self.parts.items()}
 
-    def _groups(self, resolved: Resolved) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-        """Of the ranks that have the other parts, and of those that have the same one."""
-        return layer_group(resolved), state_group(resolved)
+    def _group(self, resolved: Resolved) -> dist.ProcessGroup:
+        """Of the ranks that divide weights with this one. Every process calls it."""
+        raise NotImplementedError
 
     # ------------------------------------------------------------------ the step
 
@@ -146,30 +146,6 @@ class DividedLayers(Fsdp2Engine):
                 placed.append((one, flat[places]))
         return placed
 
-    # ------------------------------------------------------------------ evidence
-
-    def _layer_claims(self) -> list[Claim]:
-        """Evidence that layers are divided: what this rank has of them, that the ranks have different parts of the
-        divided weights, and the same of all others. Every rank calls it."""
-        mesh = self.resolved.mesh
-        names = list(self.divisions)
-        own = dict(self.model.named_parameters())
-        divided = [own[name] for name in names]
-        rest = [p for name, p in own.items() if name not in self.divisions]
-        sums = torch.zeros(mesh.tensor, 2, dtype=torch.float64, device=self.device)
-        for at, tensors in enumerate((divided, rest)):
-            sums[mesh.column(self.accelerator.process_index), at] = sum(
-                local(p).detach().double().abs().sum().to(self.device) for p in tensors
-            )
-        dist.all_reduce(sums, group=self.layer_group)
-        different = len(set(sums[:, 0].tolist()))
-        same = len(set(sums[:, 1].tolist())) == 1
-        return [
-            Claim("layers-divided", "ranks with a part of their own of divided layers", str(mesh.tensor),
-                  str(different), bool(names) and different == mesh.tensor),
-            Claim("layers-alike", "ranks agree on weights that are not divided", "yes", "yes" if same else "no", same),
-        ]  # fmt: skip
-
 
 def _of_whole(piece: Piece, shape: Shape, division: Division) -> Iterator[tuple[Piece, Places]]:
     """A piece of this rank's part, which has ``shape``, as pieces of the whole."""
@@ -192,6 +168,9 @@ def square(gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:
 class DividedFsdp2Engine(DividedLayers):
     """Each rank's parts are sharded over the ranks that have the same ones: accelerate's mesh has an axis beside."""
 
+    def _group(self, resolved: Resolved) -> dist.ProcessGroup:
+        return layer_group(resolved)
+
     def engage(self, prepared: Prepared) -> None:
         # accelerate 1.15.0 warns that weights which are no DTensors are not divided by torch.
         log = logging.getLogger("accelerate.accelerator")
@@ -203,4 +182,24 @@ class DividedFsdp2Engine(DividedLayers):
             log.setLevel(level)
 
     def evidence(self) -> list[Claim]:
-        return [*super().evidence(), *self._layer_claims()]
+        """And that layers are divided: the ranks have different parts of the divided weights, and the same of all
+        others."""
+        mesh = self.resolved.mesh
+        names = list(self.divisions)
+        own = dict(self.model.named_parameters())
+        divided = [own[name] for name in names]
+        rest = [p for name, p in own.items() if name not in self.divisions]
+        sums = torch.zeros(mesh.tensor, 2, dtype=torch.float64, device=self.device)
+        for at, tensors in enumerate((divided, rest)):
+            sums[mesh.column(self.accelerator.process_index), at] = sum(
+                local(p).detach().double().abs().sum().to(self.device) for p in tensors
+            )
+        dist.all_reduce(sums, group=self.layer_group)
+        different = len(set(sums[:, 0].tolist()))
+        same = len(set(sums[:, 1].tolist())) == 1
+        return [
+            *super().evidence(),
+            Claim("layers-divided", "ranks with a part of their own of divided layers", str(mesh.tensor),
+                  str(different), bool(names) and different == mesh.tensor),
+            Claim("layers-alike", "ranks agree on weights that are not divided", "yes", "yes" if same else "no", same),
+        ]  # fmt: skip

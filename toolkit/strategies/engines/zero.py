@@ -43,7 +43,6 @@ class ZeroEngine(Engine):
         load_whole(whole, prepared, self.device)
         _as_buffers(model, whole)
         originals = _lossy_copies(self.parameters, self.resolved.precision.compute)
-        _forget_groups()
         if stage == 3:
             upstream.forget_second_copies()
             _round_once()
@@ -289,14 +288,6 @@ def _as_buffers(model: nn.Module, whole: Mapping[str, nn.Parameter]) -> None:
             if id(parameter) in mine:
                 delattr(module, key)
                 module.register_buffer(key, parameter.detach())
-
-
-def _forget_groups() -> None:
-    """Those that an earlier engine of this process was given are a global of DeepSpeed 0.19.8 (utils/groups.py), which
-    the next one uses as well where it is given none."""
-    from deepspeed.utils import groups
-
-    groups.mpu = None
 
 
 def _round_once() -> None:

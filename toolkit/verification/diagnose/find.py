@@ -85,7 +85,6 @@ _CLAIMS = {
     "layers-divided": "mesh-not-active",
     "layers-alike": "mesh-copies-differ",
     "experts-divided": "mesh-not-active",
-    "experts-alike": "mesh-copies-differ",
     "stages": "mesh-not-active",
     "stage-weights": "mesh-not-active",
     "stage-exchanges": "mesh-not-active",
