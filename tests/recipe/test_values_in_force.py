@@ -144,8 +144,8 @@ def test_a_default_of_a_class_refuses_no_mesh_and_no_attention() -> None:
 
     plain = {"model_type": "llama", "vocab_size": 96}
     machine = {"device": "cpu", "processes": 2}
-    for axis in ("tensor", "context", "pipeline"):
-        resolve(recipe(plain, machine=machine, strategy={"name": "ddp", "mesh": {axis: 2}}), "r", device="cpu")
+    for axis, name in (("tensor", "fsdp2"), ("context", "ddp"), ("pipeline", "ddp")):
+        resolve(recipe(plain, machine=machine, strategy={"name": name, "mesh": {axis: 2}}), "r", device="cpu")
     gemma: dict[str, Any] = {"model_type": "gemma2", "attn_logit_softcapping": None}
     varlen = {"model": {"attention": "varlen"}}
     assert why_not_varlen(recipe(gemma, **varlen), ModelFacts(gemma, None), "cpu") is None

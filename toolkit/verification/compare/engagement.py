@@ -201,17 +201,23 @@ def _collectives(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     seen = ranks[0].collectives
     observed = ", ".join(f"{count} {kind}" for kind, count in sorted(seen.items())) or "none"
     claims = []
-    alone = resolved.mesh.tensor == resolved.world_size  # each rank has the whole gradient of its part of every layer
-    for kinds in () if alone else resolved.traits.collectives:
+    for kinds in resolved.traits.collectives if _sums_gradients(resolved) else ():
         ok = any(seen.get(kind, 0) > 0 for kind in kinds)
         claims.append(Claim("collectives", "collectives in the first step", " or ".join(kinds), observed, ok))
     return claims + _synchronised(ranks, resolved) + _axes(ranks, resolved)
+
+
+def _sums_gradients(resolved: Resolved) -> bool:
+    """Whether ranks have gradients to sum: where all of them divide every layer, each has all of its part's."""
+    return resolved.mesh.tensor < resolved.world_size
 
 
 def _synchronised(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     """What ``strategy.sync`` says: after which micro-batches gradients are summed. Shared batch statistics are summed
     in every backward too."""
     if resolved.recipe.strategy.sync is None or not resolved.traits.other_sync or ranks[0].run.statistics:
+        return []
+    if not _sums_gradients(resolved):
         return []
     micros = resolved.accumulation
     right = list(range(micros)) if resolved.reduces_each_micro_batch else [micros - 1]
