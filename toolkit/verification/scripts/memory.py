@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from toolkit.verification.record.spill import Spill
     from toolkit.verification.scripts.recording import Recording
     from toolkit.verification.scripts.session import Session
 
@@ -44,8 +45,11 @@ def whereabouts(session: Session, trace: TracebackType | None) -> dict[str, Any]
 
 
 def kept_bytes(recordings: Sequence[Recording]) -> int:
-    """Bytes of host memory that the copies of what was recorded take."""
-    return sum(_bytes([one.kept, one.taken, one.calls.finished, one.trace.run, one.step]) for one in recordings)
+    """Bytes of host memory that what was recorded takes; what is in its file takes none."""
+    return sum(
+        _bytes([one.kept, one.taken, one.calls.finished, one.trace.run, one.step, one.begun, one.sketches], one.spill)
+        for one in recordings
+    )
 
 
 def told(found: dict[str, Any]) -> list[str]:
@@ -83,16 +87,17 @@ def _phase(trace: TracebackType | None) -> str | None:
     return None
 
 
-def _bytes(value: Any) -> int:
+def _bytes(value: Any, spill: Spill) -> int:
     """Of the tensors in plain containers."""
     import torch
 
     if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size() if value.device.type == "cpu" else 0
+        there = value.device.type == "cpu" and spill.place(value) is None
+        return value.numel() * value.element_size() if there else 0
     if isinstance(value, dict):
-        return sum(_bytes(one) for one in value.values())
+        return sum(_bytes(one, spill) for one in value.values())
     if isinstance(value, list | tuple):
-        return sum(_bytes(one) for one in value)
+        return sum(_bytes(one, spill) for one in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return sum(_bytes(getattr(value, one.name)) for one in fields(value))
+        return sum(_bytes(getattr(value, one.name), spill) for one in fields(value))
     return 0

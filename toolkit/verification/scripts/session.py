@@ -163,7 +163,7 @@ class Session:
                 self._saved.append(at)
                 if at in self._plain:
                     copies.write_changes(recording.model, self.folder / "copies" / str(at), self._plain[at])
-                self._threads.append(recording.save(self.folder / "models" / str(at)))
+                self._threads.append(recording.save())
         if self._saved and not self._open():
             self.end()
 
@@ -224,7 +224,7 @@ class Session:
         if self.main and self.copies:  # before the recording's own hooks are in it
             copies.write(unit, self.folder / "copies" / str(at))
             self._plain[at] = copies.plain_attributes(unit)
-        return Recording(unit, self.steps, self.after, self.main, self.meet)
+        return Recording(unit, self.steps, self.after, self.main, self.meet, self.folder / "models" / str(at))
 
     def meet(self) -> None:
         """Wait for the other ranks. Raises OthersStopped if one is on another machine, where this folder is not."""
