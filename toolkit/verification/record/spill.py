@@ -40,7 +40,7 @@ class Spill:
         begin = -(-self.bytes // _ALIGNED) * _ALIGNED
         with self.file.open("r+b" if self.bytes else "wb") as file:
             file.seek(begin)
-            tensor.reshape(-1).view(torch.uint8).numpy().tofile(file)
+            file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
         self.bytes = begin + size
         place = {"spilled": begin, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
         mapped = read(self.file, place)

@@ -181,20 +181,29 @@ def _redirected(module: nn.Module) -> bool:
 def follow(roots: Iterable[torch.Tensor], nodes: dict[Any, OutputTrace]) -> list[torch.Tensor]:
     """Mark the outputs that ``roots`` were computed from directly, without another output in between. Returns the
     parameters that were read without any."""
-    todo = [root.grad_fn for root in roots if isinstance(root, torch.Tensor) and root.grad_fn is not None]
+    todo: list[tuple[Any, int]] = [
+        (root.grad_fn, root.output_nr) for root in roots if isinstance(root, torch.Tensor) and root.grad_fn is not None
+    ]
     met, leaves = set(todo), []
     while todo:
-        node = todo.pop()
+        node, number = todo.pop()
         if node in nodes:
             nodes[node].reached = True
             continue
         if (variable := getattr(node, "variable", None)) is not None:
             leaves.append(variable)
-        for other, _ in node.next_functions:
-            if other is not None and other not in met:
-                met.add(other)
-                todo.append(other)
+        passed = type(node).__name__ == _PASSES_ON
+        for other, its in node.next_functions[number : number + 1] if passed else node.next_functions:
+            edge = (other, its if other is not None and type(other).__name__ == _PASSES_ON else 0)
+            if other is not None and edge not in met:
+                met.add(edge)
+                todo.append(edge)
     return leaves
+
+
+_PASSES_ON = "_DDPSinkBackward"
+"""DDP passes all outputs of its model through one node, each to its own place: the loss is not computed from the logits
+for that. Where torch calls it otherwise, the gradients of more outputs are kept."""
 
 
 def _hooks(calls: weakref.ref[Calls], name: str) -> tuple[Callable[..., None], Callable[..., None]]:

@@ -98,15 +98,16 @@ class Sketches:
     """The trained tensors when a step has been taken, by name, each as ``sketch`` has it: float64 of shape (n,).
 
     ``gradient``: averaged and unscaled, before clipping; None if there was none. ``squares``: of its elements' squares.
-    ``norms``: its 2-norm, in float64. ``rounded``: 16-bit dtypes that all its elements have without rounding.
-    ``moments``: the optimizer's, by its names. ``counts``: its steps. ``directions``: what AdamW's formula makes of the
-    moments, bias-corrected: the change of the weight for a learning rate of -1, without decay.
+    ``norms``: its 2-norm, in float64 and as torch sums it in the gradient's dtype. ``rounded``: 16-bit dtypes that all
+    its elements have without rounding. ``moments``: the optimizer's, by its names. ``counts``: its steps.
+    ``directions``: what AdamW's formula makes of the moments, bias-corrected: the change of the weight for a learning
+    rate of -1, without decay.
     """
 
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     gradient: dict[str, torch.Tensor | None] = field(default_factory=dict)
     squares: dict[str, torch.Tensor] = field(default_factory=dict)
-    norms: dict[str, float] = field(default_factory=dict)
+    norms: dict[str, tuple[float, float]] = field(default_factory=dict)
     rounded: dict[str, list[str]] = field(default_factory=dict)
     moments: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)

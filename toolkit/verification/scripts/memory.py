@@ -52,6 +52,13 @@ def kept_bytes(recordings: Sequence[Recording]) -> int:
     )
 
 
+def largest(recordings: Sequence[Recording]) -> tuple[str, str]:
+    """The name of the largest tensor of what is recorded, and its size in words: reading takes that a few times."""
+    sizes = ((p.numel() * p.element_size(), name) for one in recordings for name, p in one.model.named_parameters())
+    size, name = max(sizes, default=(0, "none"))
+    return name, f"{size / _GIB:.2f} GiB"
+
+
 def told(found: dict[str, Any]) -> list[str]:
     """Lines after the error's own."""
     steps = (
@@ -67,9 +74,9 @@ def told(found: dict[str, Any]) -> list[str]:
     kind = "allocated on the GPU" if found["gpu"] else "resident"
     kept = f"{found['kept_bytes'] / _GIB:.2f} GiB"
     if found["gpu"]:
-        part = f"recording keeps its copies, {kept}, in host memory; on the GPU it gathers one weight at a time"
+        part = f"recording had taken {kept} of host memory; on the GPU it gathers one weight at a time"
     else:
-        part = f"recording had taken {kept} for its copies by then, and may have a part in it: --steps 1 takes less"
+        part = f"recording had taken {kept} by then, and may have a part in it: it reads one tensor after another"
     return [
         f"the script ended by memory {when}{phase}: at most {found['peak_bytes'] / _GIB:.2f} GiB {kind}",
         f"{part}. Does the command end well without the toolkit?",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -33,6 +35,10 @@ from toolkit.verification.scripts.watch import (
     plain_names,
     whole_value,
 )
+
+
+_WORTH_SAYING = 100_000_000
+"""Bytes on the disk from which on a recording is announced."""
 
 
 class Recording:
@@ -176,7 +182,7 @@ class Recording:
                 save_plain(unit, part, self.spill)
                 part.rename(folder / f"rank{rank}.pt")
             except (OSError, RuntimeError) as error:  # torch raises a RuntimeError where the disk is full
-                self.failed = _not_written(folder, error)
+                self.failed = not_written(folder, error)
                 part.unlink(missing_ok=True)  # room for what this process has to report
 
         thread = threading.Thread(target=write, name="toolkit-record")
@@ -230,6 +236,8 @@ class Recording:
         if not watched.parameters:
             raise NotReadable("none of its parameters is in the optimizer")
         self.trace.trainable = list(watched.parameters)
+        if self.main:
+            self._announce()
         run.copies = self._copies()
         begun = Sketching(self.main, self._groups())
         run.weights = self._read(begun, self._as_kept)
@@ -237,6 +245,26 @@ class Recording:
         if self._split:
             self._meet()
         self._complete_kept()
+
+    def _announce(self) -> None:
+        """Say what is recorded and what it takes: a large model takes minutes. Raises NotReadable without the room."""
+        sizes = [math.prod(self.shapes[name]) * self.watched.parameters[name].element_size()
+                 for name in self.watched.parameters]  # fmt: skip
+        more = sum(sizes) * (self.steps - 1)
+        free = shutil.disk_usage(self.folder if self.folder.exists() else self.folder.parents[1]).free
+        if more > free:
+            raise NotReadable(
+                f"{self.steps} steps of {self.kind} take {more / 1e9:.2f} GB more, and {free / 1e9:.2f} GB are free at "
+                f"{tempfile.gettempdir()}; TMPDIR chooses another disk, --steps 1 takes none"
+            )
+        if more + self.spill.bytes > _WORTH_SAYING:
+            steps = (
+                f"step {self.after + 1}" if self.steps == 1 else f"steps {self.after + 1} to {self.after + self.steps}"
+            )
+            sys.stderr.write(
+                f"toolkit: recording {steps} of {self.kind}, {len(sizes)} tensors: "
+                f"{(more + self.spill.bytes) / 1e9:.1f} GB at {tempfile.gettempdir()}\n"
+            )
 
     def _take_gradient(self, scale: float) -> None:
         if self.watched is None:
@@ -326,7 +354,8 @@ def _spilled(call: CallTrace, spill: Spill) -> CallTrace:
     return replace(call, tensors=[spill.keep(one) for one in call.tensors], outputs=outputs)
 
 
-def _not_written(folder: Path, error: Exception) -> str:
+def not_written(folder: Path, error: Exception) -> str:
+    """Why a recording is not kept, in words."""
     free = shutil.disk_usage(folder.parent if not folder.exists() else folder).free
     why = error.strerror if isinstance(error, OSError) else "torch could not write the file"
     return (

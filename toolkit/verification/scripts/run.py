@@ -95,12 +95,15 @@ def run(
         except OSError as error:
             raise InputError(f"{command[0]}: {error.strerror}") from None
         assert job.stderr is not None
-        reader = threading.Thread(target=_relay, args=(job.stderr, lines), daemon=True)
+        silent = threading.Event()
+        reader = threading.Thread(target=_relay, args=(job.stderr, lines, silent), daemon=True)
         reader.start()
         timed_out = stopped = False
         try:
             timed_out, stopped = _wait(job, session, timeout, stop, host.look)
         finally:
+            if stopped:
+                silent.set()  # what a launcher says of being ended is no news
             if job.poll() is None:
                 _end(job, session)
             reader.join(2.0)
@@ -158,8 +161,10 @@ def whole(folder: Path) -> bool:
     return expected != "" and len(list(folder.glob("rank*.pt"))) >= int(expected)  # empty while it is being written
 
 
-def _relay(stream: BinaryIO, lines: deque[str]) -> None:
+def _relay(stream: BinaryIO, lines: deque[str], silent: threading.Event) -> None:
     for raw in stream:
+        if silent.is_set():
+            continue
         sys.stderr.buffer.write(raw)
         sys.stderr.flush()
         if (text := raw.decode("utf-8", errors="replace").strip()) and text.strip("=- "):

@@ -11,6 +11,7 @@ is exactly zero. Tensors of up to ``EXACT`` elements are kept whole.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 
@@ -29,12 +30,18 @@ def sketch(tensor: torch.Tensor) -> torch.Tensor:
     Sketches of tensors of one shape can be added and multiplied by numbers as the tensors can.
     """
     flat = tensor.detach().reshape(-1)
-    if flat.numel() <= EXACT:
-        return flat.to("cpu", torch.float64, copy=True)
+    return sketch_of(flat.numel(), lambda begin, end: flat[begin:end].to("cpu", torch.float64, copy=True))
+
+
+def sketch_of(elements: int, read: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
+    """The sketch of a tensor that is not there: ``read(begin, end)`` gives these of its elements, float64 on the
+    CPU."""
+    if elements <= EXACT:
+        return read(0, elements)
     sums = torch.zeros(BUCKETS, dtype=torch.float64)
     size = _ROWS * BUCKETS
-    for number, begin in enumerate(range(0, flat.numel(), size)):
-        part = flat[begin : begin + size].to("cpu", torch.float64)
+    for number, begin in enumerate(range(0, elements, size)):
+        part = read(begin, min(begin + size, elements))
         if missing := -part.numel() % BUCKETS:
             part = torch.nn.functional.pad(part, (0, missing))
         rows, (first, signs) = part.view(-1, BUCKETS), _chunk(number)

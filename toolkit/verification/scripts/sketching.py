@@ -9,7 +9,7 @@ import torch
 from toolkit.strategies.engines.base import OptimizerState
 from toolkit.verification.record.fingerprint import fingerprint
 from toolkit.verification.scripts.facts import GroupFacts, Sketches
-from toolkit.verification.scripts.sketch import sketch
+from toolkit.verification.scripts.sketch import sketch, sketch_of
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -47,8 +47,10 @@ class Sketching:
                 kept.gradient[name] = None
                 return
             kept.gradient[name] = sketch(value)
-            kept.squares[name] = sketch(value.double().square_())
-            kept.norms[name] = float(torch.linalg.vector_norm(value, dtype=torch.float64))
+            flat = value.reshape(-1)
+            kept.squares[name] = sketch_of(flat.numel(), lambda begin, end: flat[begin:end].double().square_())
+            exact, summed = torch.linalg.vector_norm(value, dtype=torch.float64), torch.linalg.vector_norm(value)
+            kept.norms[name] = float(exact), float(summed)
             kept.rounded[name] = [str(d).removeprefix("torch.") for d in _HALVES if _has_all(d, value)]
 
         return keep
@@ -61,15 +63,19 @@ class Sketching:
         kept.moments[name] = {key: sketch(moment) for key, moment in state.moments.items()}
         kept.moment_dtype = str(next(iter(state.moments.values())).dtype).removeprefix("torch.")
         if (group := self.groups.get(name)) is not None:
-            kept.directions[name] = sketch(_direction(state, group))
+            kept.directions[name] = _direction(state, group)
 
 
 def _direction(state: OptimizerState, group: GroupFacts) -> torch.Tensor:
-    """AdamW's step from its own moments (Loshchilov and Hutter, arXiv:1711.05101, algorithm 2), float64."""
+    """The sketch of AdamW's step from its own moments (Loshchilov and Hutter, arXiv:1711.05101, algorithm 2)."""
     beta1, beta2 = group.betas
-    first, second = (state.moments[key].double() for key in ("exp_avg", "exp_avg_sq"))
-    root = second.div_(1 - beta2**state.step).sqrt_().add_(group.eps)
-    return first.div_(1 - beta1**state.step).div_(root)
+    first, second = (state.moments[key].reshape(-1) for key in ("exp_avg", "exp_avg_sq"))
+
+    def read(begin: int, end: int) -> torch.Tensor:
+        root = second[begin:end].double().div_(1 - beta2**state.step).sqrt_().add_(group.eps)
+        return first[begin:end].double().div_(1 - beta1**state.step).div_(root)
+
+    return sketch_of(first.numel(), read)
 
 
 def _has_all(dtype: torch.dtype, values: torch.Tensor) -> bool:
