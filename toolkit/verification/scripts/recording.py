@@ -36,7 +36,6 @@ from toolkit.verification.scripts.watch import (
     whole_value,
 )
 
-
 _WORTH_SAYING = 100_000_000
 """Bytes on the disk from which on a recording is announced."""
 
