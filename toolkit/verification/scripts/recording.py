@@ -55,6 +55,12 @@ class Recording:
             kept = keep_model(model, meet if tensors_split else None, self.spill.keep if main else None)
         self.kept: KeptModel | None = kept if main else None
         self.shapes = {name: getattr(p, "ds_shape", p.shape) for name, p in model.named_parameters()}
+        self.unread = [name for name, p in model.named_parameters() if p.shape != self.shapes[name]]
+        names: dict[int, list[str]] = {}
+        for name, p in model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(p), []).append(name)
+        self.tied = {of[0]: of for of in names.values()}
+        """By the name of a parameter, all that it has."""
         self.kind = type(model).__name__
         self.calls = Calls(model, self._keep)
         self.wrapper = ""
@@ -316,25 +322,21 @@ class Recording:
         return {name: fingerprint(p.detach()) for name, p in self.watched.parameters.items()}
 
     def _complete_kept(self) -> None:
-        """Values that could not be read before: of a model whose parameters were split as it was made."""
+        """Values that could not be read before: of a model whose parameters were split as it was made. Which ones does
+        not depend on what this rank keeps: all of them read together."""
         weights = self.trace.run.weights
         live = plain_names(self.model)
-        for name, shape in self.shapes.items():
-            known = self.kept is None or name not in self.kept.tensors or self.kept.tensors[name].shape == shape
-            split = hasattr(live.get(name), "ds_id") and not known
-            if split or (self.kept is None and hasattr(live.get(name), "ds_id") and self._was_split):
-                value = weights[name] if name in weights else whole_value(live[name])
-                if self.kept is not None:
-                    self.kept.tensors[name] = self.spill.keep(value)
+        for name in self.unread:
+            trained = name in self.watched.parameters
+            value = weights.get(name) if trained else whole_value(live[name])
+            if self.kept is not None and value is not None:
+                value = value if trained else self.spill.keep(value)
+                self.kept.tensors |= dict.fromkeys(self.tied[name], value)
 
     @property
     def _split(self) -> bool:
         """Whether all ranks read together, or none does."""
         return dist.is_initialized() and (self.engine is not None or is_split(self.model))
-
-    @property
-    def _was_split(self) -> bool:
-        return any(hasattr(p, "ds_id") for p in self.model.parameters())
 
 
 def _without_values(name: str, value: torch.Tensor) -> torch.Tensor:
