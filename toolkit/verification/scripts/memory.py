@@ -79,7 +79,7 @@ def told(found: dict[str, Any]) -> list[str]:
         part = f"recording had taken {kept} by then, and may have a part in it: it reads one tensor after another"
     return [
         f"the script ended by memory {when}{phase}: at most {found['peak_bytes'] / _GIB:.2f} GiB {kind}",
-        f"{part}. Does the command end well without the toolkit?",
+        part,
         "what helps: fewer or shorter rows in a micro-batch, activation checkpointing, a sharding strategy; "
         "toolkit plan MODEL --gpu NAME shows what fits",
     ]

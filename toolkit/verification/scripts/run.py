@@ -49,6 +49,7 @@ class Ended:
     """Of a process that ended by memory: ``memory.whereabouts``."""
     killed: str = ""
     """The process that SIGKILL ended, and what memory the host had left; empty if none was."""
+    seconds: float = 0.0
 
 
 def prepare(session: Path, steps: int, after: int, on_cpu: bool, copies: bool = False) -> dict[str, str]:
@@ -78,7 +79,7 @@ def run(
     the command cannot be started.
     """
     lines: deque[str] = deque(maxlen=_TAIL)
-    host = HostMemory()
+    host, begun = HostMemory(), time.monotonic()
     with _terminated():
         try:
             job = subprocess.Popen(
@@ -120,7 +121,31 @@ def run(
         refused.read_text(encoding="utf-8").splitlines()[0] if refused.exists() else "",
         json.loads(memory.read_text(encoding="utf-8")) if memory.exists() else None,
         _killed(job.returncode, "\n".join(lines), host) if not (timed_out or stopped) else "",
+        time.monotonic() - begun,
     )
+
+
+def run_alone(command: Sequence[str], session: Path, timeout: float) -> int | None:
+    """The exit status of ``command`` without recording, nothing of what it writes shown; None after ``timeout``
+    seconds, when it is ended. ``session``: an empty folder, which marks its processes."""
+    with _terminated():
+        job = subprocess.Popen(
+            list(command),
+            env=dict(os.environ) | {VARIABLE: str(session)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
+        try:
+            return job.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if job.poll() is None:
+                _end(job, session)
+            _end_others(session)
 
 
 def _killed(code: int, text: str, host: HostMemory) -> str:
