@@ -176,9 +176,11 @@ def test_a_command_that_ends_by_memory_says_where_and_what_recording_took(kind: 
 
 @pytest.mark.nightly
 def test_a_recorder_that_finds_no_memory_gives_its_own_back(tmp_path: Path) -> None:
-    """The command goes on to its end; the message says which tensor was too large."""
+    """While its optimizer is about to step. The command goes on to its end; the message says which tensor was largest."""
     limited = STARVED.replace("STEP", "1").replace("EARLY", "pass").replace("BEFORE", "pass").replace("BETWEEN", "pass")
-    text = limited.replace("AFTER", "limit()").replace("64", "1500").replace("rows = 4", "rows = 1")
+    lifted = "lambda *_: resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)"
+    after = f"limit(); optimizer.register_step_pre_hook({lifted})"
+    text = limited.replace("AFTER", after).replace("64", "1500").replace("rows = 4", "rows = 1")
     with pytest.raises(InputError, match=r"no memory was left for recording, .*: .* is 0\.\d\d GiB"):
         prove([sys.executable, script(tmp_path, text)], tmp_path / "recording", timeout=120)
 
