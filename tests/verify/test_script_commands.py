@@ -16,6 +16,7 @@ import pytest
 from nights import nightly_but
 from toolkit.errors import InputError, RunFailed, ToolkitError
 from toolkit.results import Result
+from toolkit.verification.scripts import renamed
 from toolkit.verification.scripts.command import record
 from toolkit.verification.scripts.prove import judge, prove
 
@@ -100,9 +101,19 @@ def test_a_bad_command_gets_one_line(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ToolkitError) as caught:
         record([sys.executable, script(tmp_path, text)], tmp_path / "recording")
     assert caught.value.exit_code == status
-    assert line in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
+    first, *more = str(caught.value).splitlines()
+    assert line in first
+    assert more == (["run again without recording, it failed too (exit status 1)"] if kind == "crash" else [])
     assert sorted(one.name for one in tmp_path.iterdir()) == ["train.py"]
+
+
+def test_a_command_that_fails_only_while_it_is_recorded(tmp_path: Path) -> None:
+    text = f"import sys, torch\nif {renamed.NAME!r} in sys.modules:\n    sys.exit('no such attribute')"
+    with pytest.raises(RunFailed) as caught:
+        record([sys.executable, script(tmp_path, text)], tmp_path / "recording")
+    first, part = str(caught.value).splitlines()
+    assert first.endswith("exit status 1: no such attribute")
+    assert part == "run again without recording, it ended well: recording had a part in it. Please report it"
 
 
 STARVED = """
@@ -155,19 +166,22 @@ def test_a_command_that_ends_by_memory_says_where_and_what_recording_took(kind: 
         text = text.replace(name, words.get(name, "pass"))
     with pytest.raises(RunFailed) as caught:
         prove([sys.executable, script(tmp_path, text)], tmp_path / "recording", timeout=120)
-    first, where, part, helps = str(caught.value).splitlines()
+    first, where, part, helps, again = str(caught.value).splitlines()
     assert error in first
     assert re.search(rf"^the script ended by memory {place}.*: at most \d+\.\d\d GiB resident$", where), where
-    assert re.match(r"recording had taken \d\.\d\d GiB for its copies by then, and may have a part", part)
+    assert re.match(r"recording had taken \d\.\d\d GiB by then, and may have a part", part)
     assert helps.startswith("what helps: ")
+    assert again == "run again without recording, it failed too (exit status 1)"
 
 
 @pytest.mark.nightly
 def test_a_recorder_that_finds_no_memory_gives_its_own_back(tmp_path: Path) -> None:
-    """The command goes on to its end; the message says that the copies were too many."""
+    """While its optimizer is about to step. The command goes on to its end; the message says which tensor was largest."""
     limited = STARVED.replace("STEP", "1").replace("EARLY", "pass").replace("BEFORE", "pass").replace("BETWEEN", "pass")
-    text = limited.replace("AFTER", "limit()").replace("64", "1500").replace("rows = 4", "rows = 1")
-    with pytest.raises(InputError, match=r"no memory was left for more copies of what is recorded than 0\.1\d GiB"):
+    lifted = "lambda *_: resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)"
+    after = f"limit(); optimizer.register_step_pre_hook({lifted})"
+    text = limited.replace("AFTER", after).replace("64", "1500").replace("rows = 4", "rows = 1")
+    with pytest.raises(InputError, match=r"no memory was left for recording, .*: .* is 0\.\d\d GiB"):
         prove([sys.executable, script(tmp_path, text)], tmp_path / "recording", timeout=120)
 
 
@@ -345,7 +359,7 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
     assert re.search(
         r"\nrank 1 was ended by SIGKILL \(out of host memory\? [\d.]+ of [\d.]+ GiB were left", str(caught.value)
     )
-    assert len(str(caught.value).splitlines()) == 2
+    assert str(caught.value).splitlines()[2:] == ["run again without recording, it failed too (exit status 1)"]
     assert "still running" not in str(caught.value)
     assert not (tmp_path / "recording").exists()
 

@@ -13,6 +13,7 @@ import torch
 from nights import nightly_but
 from toolkit.launch.group import WorkerGroup
 from toolkit.verification.outcome import Outcome
+from toolkit.verification.scripts import sketch
 from toolkit.verification.scripts.calls import Calls
 from toolkit.verification.scripts.run import prepare
 from toolkit.verification.scripts.verify import ModelOutcome, verify_unit
@@ -42,7 +43,14 @@ def stage(found: ModelOutcome, name: str) -> Any:
 
 
 ALONE = [loops.custom_loss, loops.preferences, loops.scaled, loops.other_optimizer, loops.divided_after]
-TOGETHER = [loops.accelerated, loops.sharded, loops.reduced_by_hand, loops.partitioned, loops.adapters_sharded]
+TOGETHER = [
+    loops.accelerated,
+    loops.sharded,
+    loops.reduced_by_hand,
+    loops.partitioned,
+    loops.adapters_sharded,
+    loops.adapters_partitioned,
+]
 
 
 @pytest.mark.parametrize("job", ALONE)
@@ -74,6 +82,33 @@ def test_a_right_loop_on_two_ranks(job: Any, judge: Judge, group: WorkerGroup) -
 )
 def test_a_planted_defect_is_found(job: Any, defect: str, where: str, diagnosis: str | None, judge: Judge) -> None:
     check_found(judge(job, defect, None).outcome, where, diagnosis)
+
+
+@pytest.mark.parametrize(
+    ("job", "defect", "where", "diagnosis"),
+    [
+        (loops.custom_loss, "", "", None),
+        (loops.custom_loss, "sums-in-bf16", "gradient", "sums-rounded-to-16-bits"),
+        (loops.custom_loss, "not-zeroed", "gradient", "gradient-not-cleared"),
+        (loops.scaled, "clipped-while-scaled", "clip", None),
+        (loops.divided_after, "divided-twice", "gradient", "micro-batch-weights"),
+    ],
+)
+def test_large_tensors_are_judged_by_their_sketches(
+    job: Any, defect: str, where: str, diagnosis: str | None, judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As every tensor of more than 16 elements were one of a large model."""
+    monkeypatch.setattr(sketch, "EXACT", 16)
+    made: list[int] = []
+    sketching = sketch.sketch_of
+    monkeypatch.setattr(sketch, "sketch_of", lambda count, read: made.append(count) or sketching(count, read))
+    found = judge(job, defect)
+    assert max(made) > 16
+    if not defect:
+        assert found.outcome.verdict == "equivalent", found.outcome.difference
+        assert stage(found, "gradient").detection_limit < 1e-6
+    else:
+        check_found(found.outcome, where, diagnosis)
 
 
 def check_found(found: Outcome, where: str, diagnosis: str | None) -> None:

@@ -83,6 +83,11 @@ def verify_command(
         raise typer.Exit(run_checkpoints(checkpoint, tolerance, json_target))
     if tolerance is not None:
         raise InputError("toolkit verify: --tolerance: only available with --checkpoint")
+    if recipe is not None and trace is None:
+        from toolkit.launch.forks import begin_imports
+        from toolkit.recipe.load import recipe_from
+
+        begin_imports(recipe_from(recipe, overrides or []))  # beside this process's own
     from toolkit.verification.command import run_command, run_matrix, run_trace
 
     for option, value in {"--baseline": baseline, "--badge": badge}.items():

@@ -45,9 +45,14 @@ class KeptModel:
     structure: dict[str, str]
 
 
-def keep_model(model: Any, meet: Callable[[], None] | None = None, values: bool = True) -> KeptModel:
+def keep_model(
+    model: Any,
+    meet: Callable[[], None] | None = None,
+    keep: Callable[[torch.Tensor], torch.Tensor] | None = torch.Tensor.detach,
+) -> KeptModel:
     """A model before anything wraps it. ``meet``: of one whose parameters are split over ranks, which all of them
-    read together after that call; without ``values`` this rank takes part, and keeps none."""
+    read together after that call. ``keep``: of each tensor, as soon as it is read; None: this rank takes part, and
+    keeps none."""
     base, adapter, name = model, None, None
     if hasattr(model, "peft_config"):
         name = str(model.active_adapter)
@@ -67,10 +72,19 @@ def keep_model(model: Any, meet: Callable[[], None] | None = None, values: bool 
     tensors = list(model.state_dict().items())
     if meet is not None:
         meet()
-    if values:
-        kept.tensors = read_each(tensors, whole)
-    else:
+    if keep is None:
         read_each(tensors, _drop)
+        return kept
+    tied: dict[Any, torch.Tensor] = {}
+
+    def read(tensor: Any) -> torch.Tensor:
+        plain = type(tensor) in (torch.Tensor, nn.Parameter)
+        which = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if plain else id(tensor)
+        if which not in tied or not tensor.numel():
+            tied[which] = keep(whole(tensor))
+        return tied[which]
+
+    kept.tensors = read_each(tensors, read)
     return kept
 
 

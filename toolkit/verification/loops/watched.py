@@ -4,7 +4,7 @@ optimizers, and when a step begins and ends."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,7 +14,18 @@ from toolkit.strategies.engines.base import MOMENTS, OptimizerState
 from toolkit.verification.scripts.together import read_each
 
 Tensors = dict[str, torch.Tensor]
+Keep = Callable[[str, Any], Any]
+"""What is kept of a tensor, or of a parameter's state, by its name, once it is read: the next one needs memory."""
 WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+
+
+def as_read(name: str, value: Any) -> Any:
+    return value
+
+
+def read_kept(items: Iterable[tuple[str, Any]], read: Callable[[Any], Any], keep: Keep) -> dict[str, Any]:
+    """What ``keep`` makes of each item's name and of what ``read`` gives of it; as ``read_each``."""
+    return read_each(((name, (name, item)) for name, item in items), lambda pair: keep(pair[0], read(pair[1])))
 
 
 class Watched:
@@ -35,20 +46,22 @@ class Watched:
         groups: list[dict[str, Any]] = self.optimizer.param_groups
         return groups
 
-    def weights(self) -> Tensors:
-        return read_each(self.parameters.items(), whole)
+    def weights(self, keep: Keep = as_read) -> dict[str, Any]:
+        return read_kept(self.parameters.items(), whole, keep)
 
-    def gradients(self) -> dict[str, torch.Tensor | None]:
-        """Before clipping, where it is asked for then."""
-        return read_each(self.parameters.items(), lambda p: None if p.grad is None else whole(p.grad))
+    def gradients(self, keep: Keep = as_read) -> dict[str, Any]:
+        """Before clipping, where it is asked for then; None for a parameter that has none."""
+        return read_kept(self.parameters.items(), lambda p: None if p.grad is None else whole(p.grad), keep)
 
-    def states(self) -> dict[str, OptimizerState | None]:
-        found: dict[str, OptimizerState | None] = {}
-        for name, parameter in self.parameters.items():
-            state = self.optimizer.state.get(parameter)
-            moments = {key: whole(state[key]) for key in MOMENTS} if state else {}
-            found[name] = OptimizerState(int(whole(state["step"]).item()), moments) if state else None
-        return found
+    def states(self, keep: Keep = as_read) -> dict[str, Any]:
+        """An ``OptimizerState`` of each parameter, or None."""
+        return read_kept(self.parameters.items(), self._state, keep)
+
+    def _state(self, parameter: nn.Parameter) -> OptimizerState | None:
+        state = self.optimizer.state.get(parameter)
+        if not state:
+            return None
+        return OptimizerState(int(whole(state["step"]).item()), {key: whole(state[key]) for key in MOMENTS})
 
     def decays(self) -> dict[str, float]:
         by_parameter = {id(p): group["weight_decay"] for group in self.groups for p in group["params"]}
@@ -86,26 +99,28 @@ class WatchedZero(Watched):
         scaler = getattr(self.engine.optimizer, "loss_scaler", None)
         return float(scaler.cur_scale) if scaler is not None and self.copy_dtype == "float16" else 1.0
 
-    def weights(self) -> Tensors:
+    def weights(self, keep: Keep = as_read) -> dict[str, Any]:
         with self.links.corrected():
-            return read_each(self.parameters.items(), self.tensors.weight)
+            return read_kept(self.parameters.items(), self.tensors.weight, keep)
 
-    def gradients(self) -> dict[str, torch.Tensor | None]:
+    def gradients(self, keep: Keep = as_read) -> dict[str, Any]:
+        scale = self.loss_scale
+
+        def read(parameter: nn.Parameter) -> torch.Tensor | None:
+            gradient = self.tensors.gradient(parameter)
+            return None if gradient is None else gradient.float() / scale
+
         with self.links.corrected():
-            found = read_each(self.parameters.items(), self.tensors.gradient)
-        return {name: None if g is None else g.float() / self.loss_scale for name, g in found.items()}
+            return read_kept(self.parameters.items(), read, keep)
 
-    def states(self) -> dict[str, OptimizerState | None]:
+    def states(self, keep: Keep = as_read) -> dict[str, Any]:
         with self.links.corrected():
-            return self._linked_states()
+            return read_kept(self.parameters.items(), self._state, keep)
 
-    def _linked_states(self) -> dict[str, OptimizerState | None]:
-        found: dict[str, OptimizerState | None] = {}
-        for name, parameter in self.parameters.items():
-            moments = {key: self.tensors.moment(parameter, key) for key in MOMENTS}
-            whole_ones = {key: moment for key, moment in moments.items() if moment is not None}
-            found[name] = OptimizerState(self.tensors.step_count(), whole_ones) if len(whole_ones) == 2 else None
-        return found
+    def _state(self, parameter: nn.Parameter) -> OptimizerState | None:
+        moments = {key: self.tensors.moment(parameter, key) for key in MOMENTS}
+        found = {key: moment for key, moment in moments.items() if moment is not None}
+        return OptimizerState(self.tensors.step_count(), found) if len(found) == len(MOMENTS) else None
 
     def decays(self) -> dict[str, float]:
         zero = self.engine.optimizer

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import torch
 
 from toolkit.errors import InputError
+from toolkit.verification.record.spill import Spill, is_place, read
 
 SCHEMA = "toolkit.trace/2"
 """1 were pickled objects."""
@@ -19,14 +20,16 @@ _LEAVES = (str, int, float, bool, torch.Tensor)
 Kind = TypeVar("Kind")
 
 
-def save_plain(value: Any, file: Path) -> None:
-    """Write a dataclass, with all that is in it, as ``load_plain`` reads it."""
-    torch.save({"schema": SCHEMA, "content": to_plain(value)}, file)
+def save_plain(value: Any, file: Path, spill: Spill | None = None) -> None:
+    """Write a dataclass, with all that is in it, as ``load_plain`` reads it. Of tensors in ``spill`` it has the places
+    alone."""
+    torch.save({"schema": SCHEMA, "content": to_plain(value, spill)}, file)
 
 
-def load_plain(file: Path, kind: type[Kind]) -> Kind:
+def load_plain(file: Path, kind: type[Kind], spilled: Path | None = None) -> Kind:
     """What ``save_plain`` wrote, tensors on the CPU. Nothing in the file can run code: torch reads tensors and plain
-    values only (``weights_only=True``), and every value's type is checked against ``kind``.
+    values only (``weights_only=True``), and every value's type is checked against ``kind``. ``spilled``: the file of a
+    ``Spill``, from which its tensors are mapped.
 
     Raises InputError where the file is missing, or holds anything else.
     """
@@ -40,7 +43,7 @@ def load_plain(file: Path, kind: type[Kind]) -> Kind:
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         raise InputError(_refusal(file, f"it does not say {SCHEMA}"))
     try:
-        return from_plain(found.get("content"), kind)
+        return from_plain(_mapped(found.get("content"), spilled), kind)
     except (TypeError, ValueError) as error:
         raise InputError(_refusal(file, str(error))) from None
 
@@ -52,16 +55,28 @@ def _refusal(file: Path, reason: str) -> str:
     )
 
 
-def to_plain(value: Any) -> Any:
+def _mapped(value: Any, spilled: Path | None) -> Any:
+    """``value`` with tensors in the places of those that are in the file ``spilled``."""
+    if spilled is None:
+        return value
+    if is_place(value):
+        return read(spilled, value)
+    if isinstance(value, dict):
+        return {key: _mapped(item, spilled) for key, item in value.items()}
+    return [_mapped(item, spilled) for item in value] if isinstance(value, list) else value
+
+
+def to_plain(value: Any, spill: Spill | None = None) -> Any:
     """``value`` without classes of our own; raises TypeError for what has no plain form."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: to_plain(getattr(value, field.name), spill) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
+        return {str(key): to_plain(item, spill) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_plain(item) for item in value]
+        return [to_plain(item, spill) for item in value]
     if isinstance(value, torch.Tensor):
-        return value.detach()
+        place = None if spill is None else spill.place(value)
+        return value.detach() if place is None else place
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int | float):

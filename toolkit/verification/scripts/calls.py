@@ -26,8 +26,9 @@ _REDIRECT = ("lightning", "lightning_fabric", "pytorch_lightning")
 class Calls:
     """Watches one model until ``remove``. A call of a part of it by the script itself is a call of its own."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, keep: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach) -> None:
+        """``keep``: of a gradient that is complete, what to keep in its place."""
+        self.model, self.keep = model, keep
         self.device = next(iter(model.parameters())).device
         self.unseen: list[str] = []
         self.finished: list[CallTrace] = []
@@ -35,6 +36,7 @@ class Calls:
         """By node of the autograd graph: the output that it computed."""
         self._shared: list[tuple[OutputTrace, torch.Tensor, int]] = []
         """Outputs whose gradient shares autograd's memory, that gradient, and its version when it arrived."""
+        self._dropped: dict[int, OutputTrace] = {}
         self._inside: list[nn.Module] = []
         self._open: CallTrace | None = None
         self._handles: list[Any] = []
@@ -48,14 +50,30 @@ class Calls:
 
     def take(self) -> list[CallTrace]:
         """The calls since the last ``take`` whose answers a gradient reached."""
+        self._settle()
+        done = [call for call in self.finished if any(one.gradient is not None for one in call.outputs)]
+        self.finished, self.nodes = [], {}
+        self._dropped.clear()
+        return done
+
+    def _settle(self) -> None:
+        """Keep the gradients that have arrived, and free those that nothing asks for: at outputs from which the loss
+        was computed only through others. That of a language model's logits is as large as many weights."""
         for one, gradient, version in self._shared:
             if changes_of(gradient) != version:
                 one.gradient = None
                 self._not_seen(f"the gradient of an output ({one.name}) was changed in place after it arrived")
-        done = [call for call in self.finished if any(one.gradient is not None for one in call.outputs)]
-        self.finished, self.nodes = [], {}
         self._shared.clear()
-        return done
+        for call in self.finished:
+            reached = any(one.reached for one in call.outputs)
+            for one in call.outputs:
+                if reached and one.gradient is not None and not one.reached:
+                    one.gradient = None
+                    self._dropped[id(one)] = one
+                elif one.gradient is not None:
+                    one.gradient = self.keep(one.gradient)
+                if one.reached and self._dropped.pop(id(one), None) is not None:
+                    self._not_seen(f"a later backward began at an output ({one.name}) that an earlier one had passed")
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -84,6 +102,7 @@ class Calls:
         self._open = None
         if not torch.is_grad_enabled():
             return
+        self._settle()
         self.device = _computing(args, kwargs, self.device)
         try:
             text, tensors = flatten([list(args), dict(kwargs)], _kept)
@@ -162,20 +181,29 @@ def _redirected(module: nn.Module) -> bool:
 def follow(roots: Iterable[torch.Tensor], nodes: dict[Any, OutputTrace]) -> list[torch.Tensor]:
     """Mark the outputs that ``roots`` were computed from directly, without another output in between. Returns the
     parameters that were read without any."""
-    todo = [root.grad_fn for root in roots if isinstance(root, torch.Tensor) and root.grad_fn is not None]
+    todo: list[tuple[Any, int]] = [
+        (root.grad_fn, root.output_nr) for root in roots if isinstance(root, torch.Tensor) and root.grad_fn is not None
+    ]
     met, leaves = set(todo), []
     while todo:
-        node = todo.pop()
+        node, number = todo.pop()
         if node in nodes:
             nodes[node].reached = True
             continue
         if (variable := getattr(node, "variable", None)) is not None:
             leaves.append(variable)
-        for other, _ in node.next_functions:
-            if other is not None and other not in met:
-                met.add(other)
-                todo.append(other)
+        passed = type(node).__name__ == _PASSES_ON
+        for other, its in node.next_functions[number : number + 1] if passed else node.next_functions:
+            edge = (other, its if other is not None and type(other).__name__ == _PASSES_ON else 0)
+            if other is not None and edge not in met:
+                met.add(edge)
+                todo.append(edge)
     return leaves
+
+
+_PASSES_ON = "_DDPSinkBackward"
+"""DDP passes all outputs of its model through one node, each to its own place: the loss is not computed from the logits
+for that. Where torch calls it otherwise, the gradients of more outputs are kept."""
 
 
 def _hooks(calls: weakref.ref[Calls], name: str) -> tuple[Callable[..., None], Callable[..., None]]:
@@ -195,6 +223,7 @@ def _arrived(
 ) -> None:
     if gradient is None:  # autograd calls hooks of one output for another's gradient too
         return
+    one.arrived = True
     if one.gradient is None and notices_changes() and _owns_storage(gradient):
         # The gradient of the logits is as large as many weights, and writing to new memory takes five times a copy.
         one.gradient = gradient.detach()

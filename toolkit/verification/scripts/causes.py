@@ -10,7 +10,8 @@ from toolkit.verification.compare.measure import Stage
 from toolkit.verification.diagnose.attribution import Attribution
 from toolkit.verification.diagnose.diagnosis import Diagnosis
 from toolkit.verification.diagnose.gradient import by_weights
-from toolkit.verification.scripts.replay import Contribution, Replay, Tensors
+from toolkit.verification.scripts.replay import Replay, Summing, Tensors
+from toolkit.verification.scripts.sketch import norm, sketch
 from toolkit.verification.scripts.stages import Replayed
 
 _EXPLAINED = 1e-3
@@ -26,7 +27,8 @@ def gradient_cause(replay: Replay, replayed: Replayed, stage: Stage) -> Diagnosi
         return None
     step = first.step
     wrong = [m.name for m in stage.measures if not m.ok and m.step == step]
-    seen = replay.ranks[0].trace.run.steps[step].gradient
+    sketches = replay.ranks[0].sketches
+    seen = sketches[step].gradient
     right, contributions = replayed.gradients[step], replayed.contributions[step]
     missing = [name for name in wrong if (gradient := seen.get(name)) is None or not bool(gradient.any())]
     if missing and len(missing) == len(wrong):
@@ -37,9 +39,9 @@ def gradient_cause(replay: Replay, replayed: Replayed, stage: Stage) -> Diagnosi
         return Diagnosis("gradient-not-finite", {"count": len(strange), "first": strange[0]})
     if not taken:
         return None
-    if step and (before := replay.ranks[0].trace.run.steps[step - 1].gradient) and _kept(taken, right, before):
+    if step and (before := sketches[step - 1].gradient) and _kept(taken, right, before):
         return Diagnosis("gradient-not-cleared", {"step": step + 1})
-    if rounded := _rounded(replay, contributions, taken, right, step):
+    if rounded := _rounded(replay, taken, right, step):
         return rounded
     columns = [{name: g / replay.scale(step) for name, g in one.gradients.items()} for one in contributions]
     fitted = _fit(columns, taken)
@@ -56,7 +58,7 @@ def gradient_cause(replay: Replay, replayed: Replayed, stage: Stage) -> Diagnosi
 
 def _kept(taken: Tensors, right: Tensors, before: dict[str, torch.Tensor | None]) -> bool:
     """Whether the last step's gradient is still in this one."""
-    extra = {name: gradient.double() - right[name].double() for name, gradient in taken.items()}
+    extra = {name: gradient - right[name] for name, gradient in taken.items()}
     old = {name: gradient for name in taken if (gradient := before.get(name)) is not None}
     if old.keys() != extra.keys():
         return False
@@ -64,43 +66,41 @@ def _kept(taken: Tensors, right: Tensors, before: dict[str, torch.Tensor | None]
     return fitted is not None and fitted[1] < _EXPLAINED and abs(fitted[0][0]) > 1e-3
 
 
-def _rounded(
-    replay: Replay, contributions: Sequence[Contribution], taken: Tensors, right: Tensors, step: int
-) -> Diagnosis | None:
+def _rounded(replay: Replay, taken: Tensors, right: Tensors, step: int) -> Diagnosis | None:
     """Whether sums in 16 bits explain the difference: over micro-batches, ranks, or both."""
     exact = _distance(taken, right)
+    kept = replay.ranks[0].sketches[step].rounded
     for dtype in (torch.bfloat16, torch.float16):
-        halved = [
-            Contribution(one.rank, one.micro, {n: g.to(dtype) for n, g in one.gradients.items() if n in taken})
-            for one in contributions
-        ]
-        sums = [replay.summed(halved, step), {name: right[name].to(dtype) for name in taken}]
-        sums.append(_reduced(replay, halved, step))
-        nearest = min(_distance(taken, other) for other in sums)
-        representable = all(torch.equal(g, g.to(dtype).to(g.dtype)) for g in taken.values())
-        declared = replay.ranks[0].facts.reduce == str(dtype).removeprefix("torch.") and exact < 2e-2
-        if declared or nearest * _NEARER < exact or (representable and exact < 2e-2):
+        short = str(dtype).removeprefix("torch.")
+        representable = all(short in kept[name] for name in taken)
+        declared = replay.ranks[0].facts.reduce == short and exact < 2e-2
+        if declared or (representable and exact < 2e-2) or _nearest(replay, taken, step, dtype) * _NEARER < exact:
             return Diagnosis("sums-rounded-to-16-bits", {"residual": exact})
     return None
 
 
-def _reduced(replay: Replay, halved: Sequence[Contribution], step: int) -> Tensors:
-    """Every micro-batch summed over ranks in 16 bits, and micro-batches in 32."""
-    found: Tensors = {}
-    for micro in {one.micro for one in halved}:
-        for name, gradient in replay.summed([one for one in halved if one.micro == micro], step).items():
-            found[name] = found[name] + gradient.float() if name in found else gradient.float()
-    return found
+def _nearest(replay: Replay, taken: Tensors, step: int, dtype: torch.dtype) -> float:
+    """How near sums that are rounded to 16 bits come: of a rank's micro-batches, of every micro-batch over the ranks,
+    and of all."""
+
+    def off(gradient: Tensors) -> float:
+        return _distance(taken, {name: sketch(gradient[name]) for name in taken})
+
+    whole = replay.gradient(step, losses=False).total
+    sums = [off({name: whole[name].to(dtype) for name in taken})]
+    del whole  # as large as the model
+    return min([*sums, *(off(replay.gradient(step, Summing(groups, dtype), losses=False).total)
+                         for groups in ("rank", "micro"))])  # fmt: skip
 
 
 def _distance(taken: Tensors, other: Tensors) -> float:
-    off = sum((taken[name].double() - other[name].double()).norm().item() ** 2 for name in taken)
-    size = sum(taken[name].double().norm().item() ** 2 for name in taken)
+    off = sum(norm(taken[name] - other[name]) ** 2 for name in taken)
+    size = sum(norm(taken[name]) ** 2 for name in taken)
     return (off / max(size, 1e-300)) ** 0.5
 
 
 def _fit(columns: Sequence[Tensors], target: Tensors) -> tuple[list[float], float] | None:
-    """Weights of ``columns`` in ``target`` by least squares, and what part of it they leave."""
+    """Weights of ``columns`` in ``target`` by least squares, and what part of it they leave; of sketches."""
     names = [name for name in target if all(name in column for column in columns)]
     if not names:
         return None

@@ -13,11 +13,14 @@ from typing import Any
 
 from toolkit.errors import InputError, RunFailed
 from toolkit.results import CommandResult, Result
+from toolkit.terminal import working
 from toolkit.verification.scripts.memory import told
-from toolkit.verification.scripts.run import Ended, prepare, run, whole
+from toolkit.verification.scripts.run import Ended, prepare, run, run_alone, whole
 
 FILE = "record.json"
 """In a recorded folder: what was recorded of which command."""
+_SHORT_S = 60.0
+"""Of a command that is run again when it failed."""
 
 
 class CommandFailed(RunFailed):
@@ -73,7 +76,9 @@ def record(
         ended = run(command, environment, session, timeout, stop, quiet)
         models = session / "models"
         numbers = _complete(models)
-        _raise_failure(command, ended, numbers, timeout)
+        if ended.code and not (ended.stopped or ended.timed_out):
+            _raise_crash(command, ended, "" if on_cpu else _recordings_part(command, ended))
+        _raise_nothing(command, ended, numbers, timeout)
         document = result.finish(
             recipe_sha256=None,
             device=None,
@@ -110,19 +115,41 @@ def _complete(models: Path) -> list[int]:
     return found
 
 
-def _raise_failure(command: Sequence[str], ended: Ended, numbers: list[int], timeout: float | None) -> None:
-    name = " ".join(command[:3]) + (" …" if len(command) > 3 else "")
+def _named(command: Sequence[str]) -> str:
+    return " ".join(command[:3]) + (" …" if len(command) > 3 else "")
+
+
+def _raise_crash(command: Sequence[str], ended: Ended, part: str) -> None:
+    how = f"exit status {ended.code}" if ended.code > 0 else f"ended by signal {-ended.code}"
+    said = [f"{_named(command)}: {how}: {ended.last or 'it wrote nothing'}"]
+    said += told(ended.memory) if ended.memory else []
+    raise CommandFailed("\n".join([*said, *filter(None, (ended.killed, part))]), ended.code)
+
+
+def _recordings_part(command: Sequence[str], ended: Ended) -> str:
+    """Whether a command that failed fails without being recorded too, in words: a short one is run again."""
+    if not ended.processes:
+        return ""  # nothing was recorded: no process of it imported torch
+    if ended.seconds > _SHORT_S:
+        return f"it ran for {ended.seconds:.0f} s and is not run again: whether it fails without toolkit is not known"
+    with (
+        tempfile.TemporaryDirectory(prefix="toolkit-alone-") as name,
+        working("running the command again without recording, to see whether that had a part in it"),
+    ):
+        code = run_alone(command, Path(name), 2 * ended.seconds + 30)
+    if code is None:
+        return "run again without recording, it did not end in twice the time: recording may have a part in it"
+    if code == 0:
+        return "run again without recording, it ended well: recording had a part in it. Please report it"
+    return f"run again without recording, it failed too ({'exit status' if code > 0 else 'signal'} {abs(code)})"
+
+
+def _raise_nothing(command: Sequence[str], ended: Ended, numbers: list[int], timeout: float | None) -> None:
     if ended.timed_out:
         state = "its steps were recorded, but are not kept" if numbers else "nothing was recorded"
-        raise RunFailed(f"{name}: still running after {timeout:g} s (--timeout) and was ended; {state}")
-    if ended.code and not ended.stopped:
-        how = f"exit status {ended.code}" if ended.code > 0 else f"ended by signal {-ended.code}"
-        said = [f"{name}: {how}: {ended.last or 'it wrote nothing'}", *(told(ended.memory) if ended.memory else [])]
-        said += [ended.killed] if ended.killed else []
-        raise CommandFailed("\n".join(said), ended.code)
-    if numbers:
-        return
-    raise InputError(f"{name}: nothing to record: {_why_nothing(ended)}")
+        raise RunFailed(f"{_named(command)}: still running after {timeout:g} s (--timeout) and was ended; {state}")
+    if not numbers:
+        raise InputError(f"{_named(command)}: nothing to record: {_why_nothing(ended)}")
 
 
 def _why_nothing(ended: Ended) -> str:

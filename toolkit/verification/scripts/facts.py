@@ -17,13 +17,15 @@ class OutputTrace:
     """A tensor that a call answered with and that a gradient may reach. ``sample``: elements at equal distances of
     each other, at most 4,096. ``gradient``: all that arrived, in the tensor's dtype,
     loss scale included; None if none did. ``reached``: whether the loss was computed from it directly, not only from
-    another output that the model computed from it."""
+    another output that the model computed from it: no gradient is kept of one that it was not.
+    ``arrived``: whether any did."""
 
     name: str
     shape: list[int]
     sample: torch.Tensor
     gradient: torch.Tensor | None = None
     reached: bool = False
+    arrived: bool = False
 
 
 @dataclass
@@ -92,8 +94,33 @@ class ScriptFacts:
 
 
 @dataclass
+class Sketches:
+    """The trained tensors when a step has been taken, by name, each as ``sketch`` has it: float64 of shape (n,).
+
+    ``gradient``: averaged and unscaled, before clipping; None if there was none. ``squares``: of its elements' squares.
+    ``norms``: its 2-norm, in float64 and as torch sums it in the gradient's dtype. ``rounded``: 16-bit dtypes that all
+    its elements have without rounding. ``moments``: the optimizer's, by its names. ``counts``: its steps.
+    ``directions``: what AdamW's formula makes of the moments, bias-corrected: the change of the weight for a learning
+    rate of -1, without decay.
+    """
+
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    gradient: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    squares: dict[str, torch.Tensor] = field(default_factory=dict)
+    norms: dict[str, tuple[float, float]] = field(default_factory=dict)
+    rounded: dict[str, list[str]] = field(default_factory=dict)
+    moments: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    directions: dict[str, torch.Tensor] = field(default_factory=dict)
+    moment_dtype: str = "float32"
+
+
+@dataclass
 class UnitTrace:
-    """All that one rank kept of one model."""
+    """All that one rank kept of one model. ``trace``: the weights that each step began with, whole, of rank 0.
+    ``begun``: before the first step; ``sketches``: of each step. Rank 0 has them."""
 
     trace: RankTrace
     facts: ScriptFacts
+    begun: Sketches = field(default_factory=Sketches)
+    sketches: list[Sketches] = field(default_factory=list)

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from toolkit.verification.record.spill import Spill
     from toolkit.verification.scripts.recording import Recording
     from toolkit.verification.scripts.session import Session
 
@@ -44,8 +45,18 @@ def whereabouts(session: Session, trace: TracebackType | None) -> dict[str, Any]
 
 
 def kept_bytes(recordings: Sequence[Recording]) -> int:
-    """Bytes of host memory that the copies of what was recorded take."""
-    return sum(_bytes([one.kept, one.taken, one.calls.finished, one.trace.run, one.step]) for one in recordings)
+    """Bytes of host memory that what was recorded takes; what is in its file takes none."""
+    return sum(
+        _bytes([one.kept, one.taken, one.calls.finished, one.trace.run, one.step, one.begun, one.sketches], one.spill)
+        for one in recordings
+    )
+
+
+def largest(recordings: Sequence[Recording]) -> tuple[str, str]:
+    """The name of the largest tensor of what is recorded, and its size in words: reading takes that a few times."""
+    sizes = ((p.numel() * p.element_size(), name) for one in recordings for name, p in one.model.named_parameters())
+    size, name = max(sizes, default=(0, "none"))
+    return name, f"{size / _GIB:.2f} GiB"
 
 
 def told(found: dict[str, Any]) -> list[str]:
@@ -63,12 +74,12 @@ def told(found: dict[str, Any]) -> list[str]:
     kind = "allocated on the GPU" if found["gpu"] else "resident"
     kept = f"{found['kept_bytes'] / _GIB:.2f} GiB"
     if found["gpu"]:
-        part = f"recording keeps its copies, {kept}, in host memory; on the GPU it gathers one weight at a time"
+        part = f"recording had taken {kept} of host memory; on the GPU it gathers one weight at a time"
     else:
-        part = f"recording had taken {kept} for its copies by then, and may have a part in it: --steps 1 takes less"
+        part = f"recording had taken {kept} by then, and may have a part in it: it reads one tensor after another"
     return [
         f"the script ended by memory {when}{phase}: at most {found['peak_bytes'] / _GIB:.2f} GiB {kind}",
-        f"{part}. Does the command end well without the toolkit?",
+        part,
         "what helps: fewer or shorter rows in a micro-batch, activation checkpointing, a sharding strategy; "
         "toolkit plan MODEL --gpu NAME shows what fits",
     ]
@@ -83,16 +94,17 @@ def _phase(trace: TracebackType | None) -> str | None:
     return None
 
 
-def _bytes(value: Any) -> int:
+def _bytes(value: Any, spill: Spill) -> int:
     """Of the tensors in plain containers."""
     import torch
 
     if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size() if value.device.type == "cpu" else 0
+        there = value.device.type == "cpu" and spill.place(value) is None
+        return value.numel() * value.element_size() if there else 0
     if isinstance(value, dict):
-        return sum(_bytes(one) for one in value.values())
+        return sum(_bytes(one, spill) for one in value.values())
     if isinstance(value, list | tuple):
-        return sum(_bytes(one) for one in value)
+        return sum(_bytes(one, spill) for one in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return sum(_bytes(getattr(value, one.name)) for one in fields(value))
+        return sum(_bytes(getattr(value, one.name), spill) for one in fields(value))
     return 0

@@ -22,10 +22,10 @@ def infer_multiplied(replay: Replay, replayed: Replayed) -> str | None:
     Any other number, and any other loss, is left to the comparison: it may be a division that is missing.
     """
     factors = {}
-    for step in replay.ranks[0].trace.run.steps:
+    for step, kept in zip(replay.ranks[0].trace.run.steps, replay.ranks[0].sketches, strict=True):
         if step.skipped:
             continue
-        factor = _factor(step.gradient, replayed.gradients[step.step])
+        factor = _factor(kept.gradient, replayed.gradients[step.step])
         if factor is None:
             return None
         factors[step.step] = factor
@@ -41,7 +41,8 @@ def infer_multiplied(replay: Replay, replayed: Replayed) -> str | None:
 
 
 def _factor(seen: Mapping[str, torch.Tensor | None], right: Tensors) -> float | None:
-    pairs = [(g.double(), right[name].double()) for name, g in seen.items() if g is not None and name in right]
+    """Of sketches."""
+    pairs = [(g, right[name]) for name, g in seen.items() if g is not None and name in right]
     along = sum((one * one).sum().item() for _, one in pairs)
     if not pairs or not along:
         return None

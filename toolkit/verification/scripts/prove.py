@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,16 +53,23 @@ def prove(
                    copies=copies)  # fmt: skip
         except CommandFailed as error:
             raise RunFailed(str(error)) from None
-        with working("computing the recorded steps in a plain loop"):
-            return judge(target, result, copies=copies)
+        with working("building the recorded model again") as say:
+            return judge(target, result, copies=copies, say=say)
 
 
-def judge(folder: Path, result: Result, model: Any = None, copies: Path | None = None) -> Proven:
-    """Compare a recording. ``copies``: of its models, made by the same `prove`. Raises InputError."""
+def judge(
+    folder: Path,
+    result: Result,
+    model: Any = None,
+    copies: Path | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Proven:
+    """Compare a recording. ``copies``: of its models, made by the same `prove`. ``say``: is told what is being
+    computed. Raises InputError."""
     from toolkit.verification.scripts.verify import recorded, verify_recording
 
     kept = recorded(folder)
-    models = verify_recording(folder, model, copies)
+    models = verify_recording(folder, model, copies, say)
     verdict = min((one.outcome.verdict for one in models), key=_WORST.index)
     worst = next(one for one in models if one.outcome.verdict == verdict)
     document = result.finish(

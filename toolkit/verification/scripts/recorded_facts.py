@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from toolkit.verification.loops.replay_device import device_name, float32_products
-from toolkit.verification.loops.watched import clean_name, whole
+from toolkit.verification.loops.watched import Watched, clean_name, whole
 from toolkit.verification.record.trace import LoopFacts
 from toolkit.verification.scripts.facts import GroupFacts, ScriptFacts
 from toolkit.verification.scripts.watch import plain_names
@@ -27,17 +27,12 @@ def facts_of(recording: Recording) -> ScriptFacts:
     """What verifying asks of a recorded model besides its tensors; every rank calls it."""
     watched = recording.watched
     device = recording.calls.device
-    kind = type(watched.optimizer).__name__
-    group = watched.groups[0]
-    adam = (kind in ADAMW or (kind == "Adam" and not any(g.get("weight_decay") for g in watched.groups))) and not (
-        group.get("amsgrad") or group.get("maximize")
-    )
     copy = watched.copy_dtype if watched.copy_dtype != "float32" else None
     autocast = next((call.autocast for calls in recording.taken for call in calls if call.autocast), None)
     dtypes = {
         name: copy or _short(p.dtype) for name, p in plain_names(recording.model).items() if p.is_floating_point()
     }
-    groups = _group_facts(recording) if adam else []
+    groups = groups_of(recording)
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     world = dist.get_world_size() if dist.is_initialized() else launched
     asked = [one for one in ("FSDP", "DEEPSPEED") if os.environ.get(f"ACCELERATE_USE_{one}", "").lower() == "true"]
@@ -67,8 +62,8 @@ def facts_of(recording: Recording) -> ScriptFacts:
         buffers={clean: whole(value) for clean, value in _clean_buffers(live).items()},
         frozen=_changed_frozen(recording) if recording.main else {},
         groups=groups,
-        optimizer=kind,
-        adam=adam,
+        optimizer=type(watched.optimizer).__name__,
+        adam=_is_adam(watched),
         whole_clip=recording.whole_clip,
         after=recording.after,
         loaded=recording.loaded,
@@ -81,8 +76,19 @@ def facts_of(recording: Recording) -> ScriptFacts:
     )
 
 
-def _group_facts(recording: Recording) -> list[GroupFacts]:
+def _is_adam(watched: Watched) -> bool:
+    """Whether its step is AdamW's."""
+    kind, group = type(watched.optimizer).__name__, watched.groups[0]
+    return (kind in ADAMW or (kind == "Adam" and not any(g.get("weight_decay") for g in watched.groups))) and not (
+        group.get("amsgrad") or group.get("maximize")
+    )
+
+
+def groups_of(recording: Recording) -> list[GroupFacts]:
+    """The groups of an optimizer whose step is AdamW's; none of another."""
     watched = recording.watched
+    if not _is_adam(watched):
+        return []
     if recording.engine is not None:
         zero = recording.engine.optimizer
         members = getattr(zero, "bit16_groups", None) or zero.fp16_groups

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,14 @@ import torch.distributed as dist
 
 from toolkit.verification.loops.kept_model import KeptModel, keep_model
 from toolkit.verification.loops.watched import whole
+from toolkit.verification.record.fingerprint import fingerprint
 from toolkit.verification.record.plain_form import save_plain
+from toolkit.verification.record.spill import Spill
 from toolkit.verification.record.trace import RankTrace, RunTrace, StepTrace
 from toolkit.verification.scripts.calls import Calls, follow
-from toolkit.verification.scripts.facts import CallTrace, UnitTrace
-from toolkit.verification.scripts.recorded_facts import facts_of
+from toolkit.verification.scripts.facts import CallTrace, GroupFacts, Sketches, UnitTrace
+from toolkit.verification.scripts.recorded_facts import facts_of, groups_of
+from toolkit.verification.scripts.sketching import Sketching
 from toolkit.verification.scripts.watch import (
     NotReadable,
     WatchedFsdp1,
@@ -30,20 +36,33 @@ from toolkit.verification.scripts.watch import (
     whole_value,
 )
 
+_WORTH_SAYING = 100_000_000
+"""Bytes on the disk from which on a recording is announced."""
+
 
 class Recording:
     """Keeps a model as it is now, watches its calls, and then ``steps`` optimizer steps after the first ``after``."""
 
-    def __init__(self, model: Any, steps: int, after: int, main: bool, meet: Callable[[], None]) -> None:
-        """``meet``: wait for the other ranks, before what is split over them is read."""
+    def __init__(self, model: Any, steps: int, after: int, main: bool, meet: Callable[[], None], folder: Path) -> None:
+        """``meet``: wait for the other ranks, before what is split over them is read. ``folder``: of the recording."""
         self.model, self.steps, self.after, self.main = model, steps, after, main
         self._meet = meet
+        self.folder = folder
+        self.spill = Spill(folder / spilled_by(int(os.environ.get("RANK", "0"))))
         tensors_split = any(hasattr(p, "full_tensor") for p in model.parameters())
-        kept = keep_model(model, meet if tensors_split else None, main) if main or tensors_split else None
+        kept = None
+        if main or tensors_split:
+            kept = keep_model(model, meet if tensors_split else None, self.spill.keep if main else None)
         self.kept: KeptModel | None = kept if main else None
         self.shapes = {name: getattr(p, "ds_shape", p.shape) for name, p in model.named_parameters()}
+        self.unread = [name for name, p in model.named_parameters() if p.shape != self.shapes[name]]
+        names: dict[int, list[str]] = {}
+        for name, p in model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(p), []).append(name)
+        self.tied = {of[0]: of for of in names.values()}
+        """By the name of a parameter, all that it has."""
         self.kind = type(model).__name__
-        self.calls = Calls(model)
+        self.calls = Calls(model, self._keep)
         self.wrapper = ""
         self.engine: Any = None
         self.loaded = self.done = False
@@ -56,6 +75,9 @@ class Recording:
         self.notes: list[str] = []
         self.step = StepTrace(0)
         """What is known so far of the step that is being taken."""
+        self.begun = Sketches()
+        self.sketches: list[Sketches] = []
+        self._sketching: Sketching | None = None
         self.limit = 0.0
         self.whole_clip = True
         self.lrs: list[list[float]] = []
@@ -113,7 +135,7 @@ class Recording:
             return
         if self.watched is None:
             self._begin(optimizer)
-        if not self.trace.run.weights:
+        if not self.trace.trainable:
             self._note_start()
         if not self.step.gradient_digests:
             self._take_gradient(0.0)
@@ -133,37 +155,39 @@ class Recording:
             return
         step, run = self.step, self.trace.run
         if skipped:
-            step.gradient, step.gradient_digests = {}, {}
+            step.gradient_digests = {}
         step.skipped = skipped
         if norm is not None:
             step.norm = norm
-        self._read(step)
+        sketching = self._of_step()
+        if skipped:
+            sketching.sketches = Sketches()
+        step.copies = self._copies()
+        last = len(run.steps) + 1 == self.steps  # nothing begins with its weights
+        step.weights = self._read(sketching, _without_values if last else self._spill)
         run.steps.append(step)
-        self.taken.append(calls)
-        self.step = StepTrace(len(run.steps), updates_before=len(run.steps))
+        self.sketches.append(sketching.sketches)
+        self.taken.append([_spilled(call, self.spill) for call in calls])
+        self.step, self._sketching = StepTrace(len(run.steps), updates_before=len(run.steps)), None
         self.done = len(run.steps) == self.steps
 
-    def save(self, folder: Path) -> threading.Thread:
+    def save(self) -> threading.Thread:
         """Let go of the model, and write in the background; every rank calls it once it is done."""
         self.let_go()
-        unit = UnitTrace(self.trace, facts_of(self))
-        kept, rank, world = self.kept, self.trace.rank, unit.facts.world
-        if not self.main:
-            unit.trace.run.weights, unit.trace.run.states = {}, {}
-            for step in unit.trace.run.steps:
-                step.weights, step.states, step.gradient = {}, {}, {}
+        unit = UnitTrace(self.trace, facts_of(self), self.begun, self.sketches)
+        kept, rank, world, folder = self.kept, self.trace.rank, unit.facts.world, self.folder
 
         def write() -> None:
             part = folder / f"rank{rank}.part"
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 if kept is not None:
-                    save_plain(kept, folder / "model.pt")
+                    save_plain(kept, folder / "model.pt", self.spill)
                     (folder / "world").write_text(str(world), encoding="utf-8")
-                save_plain(unit, part)
+                save_plain(unit, part, self.spill)
                 part.rename(folder / f"rank{rank}.pt")
             except (OSError, RuntimeError) as error:  # torch raises a RuntimeError where the disk is full
-                self.failed = _not_written(folder, error)
+                self.failed = not_written(folder, error)
                 part.unlink(missing_ok=True)  # room for what this process has to report
 
         thread = threading.Thread(target=write, name="toolkit-record")
@@ -180,8 +204,10 @@ class Recording:
     def forget(self) -> None:
         """Give the memory of what was recorded back to the command."""
         self.kept, self.taken, self.step = None, [], StepTrace(0)
+        self.begun, self.sketches, self._sketching = Sketches(), [], None
         self.calls.finished = []
         self.trace.run = RunTrace()
+        self.spill.forget()
 
     # ------------------------------------------------------------------ reading
 
@@ -215,37 +241,79 @@ class Recording:
         if not watched.parameters:
             raise NotReadable("none of its parameters is in the optimizer")
         self.trace.trainable = list(watched.parameters)
+        if self.main:
+            self._announce()
         run.copies = self._copies()
-        self._read_weights(run)
+        begun = Sketching(self.main, self._groups())
+        run.weights = self._read(begun, self._as_kept)
+        self.begun = begun.sketches
         if self._split:
             self._meet()
         self._complete_kept()
+
+    def _announce(self) -> None:
+        """Say what is recorded and what it takes: a large model takes minutes. Raises NotReadable without the room."""
+        sizes = [math.prod(self.shapes[name]) * self.watched.parameters[name].element_size()
+                 for name in self.watched.parameters]  # fmt: skip
+        more = sum(sizes) * (self.steps - 1)
+        free = shutil.disk_usage(self.folder if self.folder.exists() else self.folder.parents[1]).free
+        if more > free:
+            raise NotReadable(
+                f"{self.steps} steps of {self.kind} take {more / 1e9:.2f} GB more, and {free / 1e9:.2f} GB are free at "
+                f"{tempfile.gettempdir()}; TMPDIR chooses another disk, --steps 1 takes none"
+            )
+        if more + self.spill.bytes > _WORTH_SAYING:
+            steps = (
+                f"step {self.after + 1}" if self.steps == 1 else f"steps {self.after + 1} to {self.after + self.steps}"
+            )
+            sys.stderr.write(
+                f"toolkit: recording {steps} of {self.kind}, {len(sizes)} tensors: "
+                f"{(more + self.spill.bytes) / 1e9:.1f} GB at {tempfile.gettempdir()}\n"
+            )
 
     def _take_gradient(self, scale: float) -> None:
         if self.watched is None:
             return
         if self._split:
             self._meet()
-        found = self.watched.gradients()
-        if scale:
-            found = {name: None if g is None else g / scale for name, g in found.items()}
-        self.step.gradient = found
-        alone = not dist.is_initialized()
-        self.step.gradient_digests = {
-            name: "none" if g is None else "" if alone else fingerprint(g) for name, g in found.items()
-        }
+        sketching = self._of_step()
+        self.watched.gradients(sketching.gradient(scale, alone=not dist.is_initialized()))
+        self.step.gradient_digests = sketching.digests
 
-    def _read(self, step: StepTrace) -> None:
-        step.copies = self._copies()
-        self._read_weights(step)
+    def _of_step(self) -> Sketching:
+        """Of the step that is being taken."""
+        if self._sketching is None:
+            self._sketching = Sketching(self.main, self._groups())
+        return self._sketching
 
-    def _read_weights(self, into: RunTrace | StepTrace) -> None:
+    def _groups(self) -> dict[str, GroupFacts]:
+        return {name: group for group in groups_of(self) for name in group.names}
+
+    def _read(self, into: Sketching, spill: Callable[[str, torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Read weights and states; what ``spill`` makes of the weights. A rank that is not asked reads nothing."""
+        if not self.main and not self._split:
+            return {}
         if self._split:
             self._meet()
-        into.weights = self.watched.weights()
+        weights = self.watched.weights(into.weight(spill))
         if self._split:
             self._meet()
-        into.states = self.watched.states()
+        self.watched.states(into.state)
+        return weights if self.main else {}
+
+    def _keep(self, value: torch.Tensor) -> torch.Tensor:
+        """Of a call: in a step that is recorded."""
+        return value if self.done or self.steps_seen < self.after else self.spill.keep(value)
+
+    def _spill(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        return self.spill.keep(value)
+
+    def _as_kept(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """The model's own tensor, where the first step begins with what the model was first seen with."""
+        kept = None if self.kept is None else self.kept.tensors.get(name)
+        if kept is not None and kept.dtype == value.dtype and kept.shape == value.shape and torch.equal(kept, value):
+            return kept
+        return self.spill.keep(value)
 
     def _copies(self) -> dict[str, str]:
         """Where every rank has whole weights: what they are on this one."""
@@ -254,42 +322,44 @@ class Recording:
         return {name: fingerprint(p.detach()) for name, p in self.watched.parameters.items()}
 
     def _complete_kept(self) -> None:
-        """Values that could not be read before: of a model whose parameters were split as it was made."""
+        """Values that could not be read before: of a model whose parameters were split as it was made. Which ones does
+        not depend on what this rank keeps: all of them read together."""
         weights = self.trace.run.weights
         live = plain_names(self.model)
-        for name, shape in self.shapes.items():
-            known = self.kept is None or name not in self.kept.tensors or self.kept.tensors[name].shape == shape
-            split = hasattr(live.get(name), "ds_id") and not known
-            if split or (self.kept is None and hasattr(live.get(name), "ds_id") and self._was_split):
-                value = weights[name] if name in weights else whole_value(live[name])
-                if self.kept is not None:
-                    self.kept.tensors[name] = value
+        for name in self.unread:
+            trained = name in self.watched.parameters
+            value = weights.get(name) if trained else whole_value(live[name])
+            if self.kept is not None and value is not None:
+                value = value if trained else self.spill.keep(value)
+                self.kept.tensors |= dict.fromkeys(self.tied[name], value)
 
     @property
     def _split(self) -> bool:
         """Whether all ranks read together, or none does."""
         return dist.is_initialized() and (self.engine is not None or is_split(self.model))
 
-    @property
-    def _was_split(self) -> bool:
-        return any(hasattr(p, "ds_id") for p in self.model.parameters())
+
+def _without_values(name: str, value: torch.Tensor) -> torch.Tensor:
+    return value.new_empty(0)
 
 
-def _not_written(folder: Path, error: Exception) -> str:
+def spilled_by(rank: int) -> str:
+    """The name of the file with a rank's tensors."""
+    return f"rank{rank}.tensors"
+
+
+def _spilled(call: CallTrace, spill: Spill) -> CallTrace:
+    outputs = [
+        replace(one, gradient=None if one.gradient is None else spill.keep(one.gradient)) for one in call.outputs
+    ]
+    return replace(call, tensors=[spill.keep(one) for one in call.tensors], outputs=outputs)
+
+
+def not_written(folder: Path, error: Exception) -> str:
+    """Why a recording is not kept, in words."""
     free = shutil.disk_usage(folder.parent if not folder.exists() else folder).free
     why = error.strerror if isinstance(error, OSError) else "torch could not write the file"
     return (
         f"rank {os.environ.get('RANK', '0')} could not write its recording: {why} ({free / 1e6:.1f} MB are free at "
         f"{tempfile.gettempdir()}; TMPDIR chooses another disk)"
     )
-
-
-def fingerprint(tensor: torch.Tensor) -> str:
-    """Sums of a tensor's bits: equal for equal tensors, and cheaper than a digest by far."""
-    if not tensor.numel():
-        return "empty"
-    flat = tensor.detach().contiguous().reshape(-1)
-    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
-    bits = flat.view(width)
-    sums = bits.sum(dtype=torch.int64), bits[::7].sum(dtype=torch.int64)
-    return f"{tensor.dtype} {tuple(tensor.shape)} {int(sums[0])} {int(sums[1])}"

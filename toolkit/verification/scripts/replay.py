@@ -8,6 +8,7 @@ the strategy averages.
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from toolkit.verification.loops.replay_device import set_generators
 from toolkit.verification.scripts.answers import answer
 from toolkit.verification.scripts.cross_entropy import CallLoss, cross_entropy
 from toolkit.verification.scripts.facts import SAMPLE, CallTrace, UnitTrace
+from toolkit.verification.scripts.sketch import sketch
 from toolkit.verification.scripts.tree import named_tensors, unflatten
 
 Tensors = dict[str, torch.Tensor]
@@ -27,14 +29,39 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass
 class Contribution:
-    """What one call adds to the gradient of a step: in the dtypes of the weights, not yet averaged or unscaled."""
+    """What one call adds to the gradient of a step, not yet averaged or unscaled: the sketches and 2-norms of its
+    gradients, which are in the dtypes of the weights."""
 
     rank: int
     micro: int
-    gradients: Tensors
+    gradients: Tensors = field(default_factory=dict)
+    norms: dict[str, float] = field(default_factory=dict)
     outputs: dict[str, float] = field(default_factory=dict)
     """By output: by how much the replayed one differs from the recorded one, relative; 0 where no bit differs."""
     loss: CallLoss | None = None
+
+
+@dataclass(frozen=True)
+class Summing:
+    """How the gradients of a step's calls are added up. ``groups``: in parts, which are added up then: those of each
+    "rank", of each "micro"-batch over the ranks, or "" for one after another. ``dtype``: in which they are rounded and
+    summed, None: their own; averages of micro-batches are added up in float32. ``shuffled``: the seed of an order."""
+
+    groups: str = "rank"
+    dtype: torch.dtype | None = None
+    shuffled: int | None = None
+
+
+BY_RANK = Summing()
+
+
+@dataclass
+class StepGradient:
+    """``calls``: by rank and micro-batch. ``total``: the gradient of the step, averaged and unscaled, whole, on the
+    CPU."""
+
+    calls: list[Contribution]
+    total: Tensors
 
 
 class Replay:
@@ -71,10 +98,9 @@ class Replay:
         facts, first = self.ranks[0].facts, self.ranks[0].trace.run.steps[0]
         if facts.averaged or facts.world == 1 or first.skipped:
             return None
-        sums = self.summed(self.contributions(0, losses=False), 0)
-        both = [
-            (g.double(), sums[name].double()) for name, g in first.gradient.items() if g is not None and name in sums
-        ]
+        sums = self.gradient(0, losses=False).total
+        seen = self.ranks[0].sketches[0].gradient
+        both = [(g, sketch(sums[name])) for name, g in seen.items() if g is not None and name in sums]
         along = sum((one * one).sum().item() for _, one in both)
         factor = sum((seen * one).sum().item() for seen, one in both) / max(along, 1e-300)
         summed = abs(factor - 1.0) < 1e-3
@@ -90,22 +116,44 @@ class Replay:
         run = self.ranks[0].trace.run
         return run.weights if step == 0 else run.steps[step - 1].weights
 
-    def contributions(self, step: int, *, losses: bool = True) -> list[Contribution]:
-        """One of each call of a step, micro-batch by micro-batch, at the weights that the recorded step began with."""
+    def gradient(self, step: int, how: Summing = BY_RANK, *, losses: bool = True) -> StepGradient:
+        """Make every call of a step again, at the weights that the recorded step began with."""
         with torch.no_grad():
             for name, weight in self.weights_before(step).items():
                 self.trained[name].copy_(weight)
         before = self._shake()
-        found = []
-        longest = max(len(rank.facts.steps[step]) for rank in self.ranks)
-        for micro in range(longest):
-            for rank, one in enumerate(self.ranks):
-                if micro < len(one.facts.steps[step]):
-                    found.append(self._contribution(one.facts.steps[step][micro], rank, micro, losses))
+        places = [(rank, micro) for rank, one in enumerate(self.ranks) for micro in range(len(one.facts.steps[step]))]
+        by_micro = how.groups == "micro"
+        if how.shuffled is not None:
+            random.Random(how.shuffled).shuffle(places)
+        if how.groups:
+            places.sort(key=lambda place: place[by_micro])  # stable: what was shuffled is, within its group
+        calls: list[Contribution] = []
+        parts: Tensors = {}
+        total: Tensors = {}
+        scale = self.scale(step)
+        for number, (rank, micro) in enumerate(places):
+            calls.append(self._contribution(self.ranks[rank].facts.steps[step][micro], rank, micro, losses))
+            self._add_gradients(parts, how.dtype)
+            if how.groups and number + 1 < len(places) and places[number + 1][by_micro] == (rank, micro)[by_micro]:
+                continue  # the group goes on
+            for name in list(parts):
+                part = parts.pop(name)
+                part = part.div_(scale).float() if by_micro else part
+                total[name] = total[name].add_(part) if name in total else part
         with torch.no_grad():
             for table, values in before:
                 table.copy_(values)
-        return found
+        calls.sort(key=lambda one: (one.micro, one.rank))
+        return StepGradient(calls, total if by_micro else {name: one.div_(scale) for name, one in total.items()})
+
+    def _add_gradients(self, into: Tensors, dtype: torch.dtype | None) -> None:
+        """Add what the last backward left to ``into``, and clear it."""
+        for name, parameter in self.trained.items():
+            if parameter.grad is not None:
+                gradient = parameter.grad.to(dtype or self.dtypes[name]).cpu()
+                into[name] = into[name].add_(gradient) if name in into else gradient.clone()
+        self.model.zero_grad(set_to_none=True)
 
     def _contribution(self, call: CallTrace, rank: int, micro: int, losses: bool) -> Contribution:
         args, kwargs = self.arguments(call)
@@ -125,14 +173,15 @@ class Replay:
                 ) from None
         outputs = {name: one for name, one in named_tensors(answered) if one.requires_grad}
         seeds = self._seeds(call, outputs)
-        found = Contribution(rank, micro, {}, self._compare(call, outputs))
+        found = Contribution(rank, micro, outputs=self._compare(call, outputs))
         if losses:
             found.loss = _loss_of(call, outputs, seeds, kwargs)
         torch.autograd.backward([outputs[name] for name in seeds], list(seeds.values()))
         for name, parameter in self.trained.items():
             if parameter.grad is not None:
-                found.gradients[name] = parameter.grad.to(self.dtypes[name]).cpu().clone()
-        self.model.zero_grad(set_to_none=True)
+                gradient = parameter.grad.to(self.dtypes[name])
+                found.gradients[name] = sketch(gradient)
+                found.norms[name] = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
         return found
 
     def arguments(self, call: CallTrace) -> tuple[list[Any], dict[str, Any]]:
@@ -145,7 +194,7 @@ class Replay:
     def _compare(self, call: CallTrace, outputs: Tensors) -> dict[str, float]:
         found = {}
         for one in call.outputs:
-            if one.gradient is None or one.name not in outputs:
+            if not one.arrived or one.name not in outputs:
                 continue
             flat = outputs[one.name].detach().reshape(-1)
             seen = one.sample.double()
@@ -174,20 +223,6 @@ class Replay:
                 )
             seeds[name] = gradient.to(output)
         return _from_outside(outputs, seeds)
-
-    def summed(self, contributions: Sequence[Contribution], step: int, *, by_rank: bool = True) -> Tensors:
-        """The gradient of a step: summed on each rank, then over ranks, and averaged; or in the order given."""
-        found: Tensors = {}
-        if by_rank:
-            parts: dict[int, Tensors] = {}
-            for one in contributions:
-                _add(parts.setdefault(one.rank, {}), one.gradients)
-            for part in parts.values():
-                _add(found, part)
-        else:
-            for one in contributions:
-                _add(found, one.gradients)
-        return {name: gradient / self.scale(step) for name, gradient in found.items()}
 
     @contextlib.contextmanager
     def perturbed(self, seed: int = 0) -> Iterator[None]:
@@ -240,11 +275,6 @@ def _from_outside(outputs: Tensors, arrived: Tensors) -> Tensors:
 def _depends(later: torch.Tensor, earlier: torch.Tensor) -> bool:
     zeros = torch.zeros_like(later)
     return torch.autograd.grad(later, earlier, zeros, retain_graph=True, allow_unused=True)[0] is not None
-
-
-def _add(into: Tensors, gradients: Tensors) -> None:
-    for name, gradient in gradients.items():
-        into[name] = into[name] + gradient if name in into else gradient.clone()
 
 
 def _loss_of(call: CallTrace, outputs: Tensors, seeds: Tensors, kwargs: dict[str, Any]) -> CallLoss | None:

@@ -49,6 +49,7 @@ class Ended:
     """Of a process that ended by memory: ``memory.whereabouts``."""
     killed: str = ""
     """The process that SIGKILL ended, and what memory the host had left; empty if none was."""
+    seconds: float = 0.0
 
 
 def prepare(session: Path, steps: int, after: int, on_cpu: bool, copies: bool = False) -> dict[str, str]:
@@ -78,7 +79,7 @@ def run(
     the command cannot be started.
     """
     lines: deque[str] = deque(maxlen=_TAIL)
-    host = HostMemory()
+    host, begun = HostMemory(), time.monotonic()
     with _terminated():
         try:
             job = subprocess.Popen(
@@ -95,12 +96,15 @@ def run(
         except OSError as error:
             raise InputError(f"{command[0]}: {error.strerror}") from None
         assert job.stderr is not None
-        reader = threading.Thread(target=_relay, args=(job.stderr, lines), daemon=True)
+        silent = threading.Event()
+        reader = threading.Thread(target=_relay, args=(job.stderr, lines, silent), daemon=True)
         reader.start()
         timed_out = stopped = False
         try:
             timed_out, stopped = _wait(job, session, timeout, stop, host.look)
         finally:
+            if stopped:
+                silent.set()  # what a launcher says of being ended is no news
             if job.poll() is None:
                 _end(job, session)
             reader.join(2.0)
@@ -117,7 +121,31 @@ def run(
         refused.read_text(encoding="utf-8").splitlines()[0] if refused.exists() else "",
         json.loads(memory.read_text(encoding="utf-8")) if memory.exists() else None,
         _killed(job.returncode, "\n".join(lines), host) if not (timed_out or stopped) else "",
+        time.monotonic() - begun,
     )
+
+
+def run_alone(command: Sequence[str], session: Path, timeout: float) -> int | None:
+    """The exit status of ``command`` without recording, nothing of what it writes shown; None after ``timeout``
+    seconds, when it is ended. ``session``: an empty folder, which marks its processes."""
+    with _terminated():
+        job = subprocess.Popen(
+            list(command),
+            env=dict(os.environ) | {VARIABLE: str(session)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
+        try:
+            return job.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if job.poll() is None:
+                _end(job, session)
+            _end_others(session)
 
 
 def _killed(code: int, text: str, host: HostMemory) -> str:
@@ -158,8 +186,10 @@ def whole(folder: Path) -> bool:
     return expected != "" and len(list(folder.glob("rank*.pt"))) >= int(expected)  # empty while it is being written
 
 
-def _relay(stream: BinaryIO, lines: deque[str]) -> None:
+def _relay(stream: BinaryIO, lines: deque[str], silent: threading.Event) -> None:
     for raw in stream:
+        if silent.is_set():
+            continue
         sys.stderr.buffer.write(raw)
         sys.stderr.flush()
         if (text := raw.decode("utf-8", errors="replace").strip()) and text.strip("=- "):

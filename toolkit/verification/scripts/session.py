@@ -18,8 +18,8 @@ from torch import nn
 
 from toolkit.no_memory import is_out_of_memory
 from toolkit.verification.scripts import copies
-from toolkit.verification.scripts.memory import kept_bytes
-from toolkit.verification.scripts.recording import Recording
+from toolkit.verification.scripts.memory import largest
+from toolkit.verification.scripts.recording import Recording, not_written
 from toolkit.verification.scripts.together import OthersStopped, Together
 from toolkit.verification.scripts.units import units_holding, units_of
 from toolkit.verification.scripts.watch import NotReadable
@@ -59,12 +59,12 @@ class Session:
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
             if is_out_of_memory(error):
-                gib = kept_bytes(self.recordings) / 2**30
-                self.error = (
-                    f"no memory was left for more copies of what is recorded than {gib:.2f} GiB; --steps 1 takes less"
-                )
-                for recording in self.recordings:
-                    recording.forget()
+                name, gib = largest(self.recordings)
+                self.error = f"no memory was left for recording, which reads one tensor after another: {name} is {gib}"
+            if isinstance(error, OSError) and error.errno is not None:
+                self.error = not_written(self.folder, error)
+            for recording in self.recordings:
+                recording.forget()
             sys.stderr.write(f"toolkit record: recording stopped: {self.error}\n")
             self.end()
 
@@ -163,7 +163,7 @@ class Session:
                 self._saved.append(at)
                 if at in self._plain:
                     copies.write_changes(recording.model, self.folder / "copies" / str(at), self._plain[at])
-                self._threads.append(recording.save(self.folder / "models" / str(at)))
+                self._threads.append(recording.save())
         if self._saved and not self._open():
             self.end()
 
@@ -224,7 +224,7 @@ class Session:
         if self.main and self.copies:  # before the recording's own hooks are in it
             copies.write(unit, self.folder / "copies" / str(at))
             self._plain[at] = copies.plain_attributes(unit)
-        return Recording(unit, self.steps, self.after, self.main, self.meet)
+        return Recording(unit, self.steps, self.after, self.main, self.meet, self.folder / "models" / str(at))
 
     def meet(self) -> None:
         """Wait for the other ranks. Raises OthersStopped if one is on another machine, where this folder is not."""

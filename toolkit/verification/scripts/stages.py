@@ -9,19 +9,17 @@ deterministic), the tolerance is measured: what roundings of the input embedding
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-import torch
 
 from toolkit.reference.order import Order, summed_by_module
 from toolkit.strategies import strategies
 from toolkit.verification.compare.arithmetic import sum_bound
 from toolkit.verification.compare.measure import Measure, Stage
-from toolkit.verification.compare.noise import NO_SIGNAL, SAFETY, Noise, relative_error
+from toolkit.verification.compare.noise import NO_SIGNAL, SAFETY, Noise
 from toolkit.verification.scripts.facts import UnitTrace
-from toolkit.verification.scripts.replay import Contribution, Replay, Tensors
+from toolkit.verification.scripts.replay import Contribution, Replay, StepGradient, Summing, Tensors
+from toolkit.verification.scripts.sketch import BUCKETS, NORM_SLACK, distance, norm, sketch
 
 PERTURBED = 4
 """Perturbed replays of each step."""
@@ -31,8 +29,8 @@ _OUTPUT = "a model's output"
 
 @dataclass
 class Replayed:
-    """By step: every call's contribution, the gradient that they sum to, and how far another order of the sum can be
-    from it, relative. ``exact``: every replayed output was equal to the recorded one, bit by bit."""
+    """By step: every call's contribution, the sketches of the gradient that they sum to, and how far another order of
+    the sum can be from it, relative. ``exact``: every replayed output was equal to the recorded one, bit by bit."""
 
     contributions: list[list[Contribution]]
     gradients: list[Tensors]
@@ -43,26 +41,29 @@ class Replayed:
     """Of correct runs that compute a micro-batch in the strategy's order, the largest distance, relative."""
 
 
-def replay_all(replay: Replay, models: int = 1) -> Replayed:
-    """Replay every step that was not skipped, and measure what correct runs differ by. ``models``: of the verdict."""
+def replay_all(replay: Replay, models: int = 1, say: Callable[[str], None] = lambda text: None) -> Replayed:
+    """Replay every step that was not skipped, and measure what correct runs differ by. ``models``: of the verdict.
+    ``say``: is told which step it is."""
     steps = replay.ranks[0].trace.run.steps
     found = Replayed([], [], [], Noise())
     for step in steps:
-        contributions = replay.contributions(step.step)
-        right = replay.summed(contributions, step.step)
-        found.contributions.append(contributions)
+        say(f"computing recorded step {step.step + 1} of {len(steps)} in a plain loop")
+        replayed = replay.gradient(step.step)
+        right = {name: sketch(gradient) for name, gradient in replayed.total.items()}
+        found.contributions.append(replayed.calls)
         found.gradients.append(right)
-        found.bounds.append(_bounds(replay, contributions, right, step.step))
+        found.bounds.append(_bounds(replay, replayed, step.step))
+        exact = all(error == 0.0 for one in replayed.calls for error in one.outputs.values())
+        del replayed  # as large as the model
         if step.skipped:
             continue
-        exact = all(error == 0.0 for one in contributions for error in one.outputs.values())
         found.exact = found.exact and exact
         strategy = strategies().get(replay.ranks[0].facts.strategy)
         if strategy is not None and strategy.traits.sums_input_gradients_by_module:
             with summed_by_module(replay.model, Order(by_module=True)):
-                _reorder(found, right, replay.summed(replay.contributions(step.step, losses=False), step.step))
+                _reorder(found, right, _sketched(replay, step.step))
         if replay.device.type != "cpu":  # its kernels may add in another order every time
-            _reorder(found, right, replay.summed(replay.contributions(step.step, losses=False), step.step))
+            _reorder(found, right, _sketched(replay, step.step))
         if not exact:
             _perturb(found, replay, right, step.step)
     compared = sum(len(g) + sum(len(one.outputs) for one in all_of)
@@ -71,46 +72,47 @@ def replay_all(replay: Replay, models: int = 1) -> Replayed:
     return found
 
 
+def _sketched(replay: Replay, step: int) -> Tensors:
+    return {name: sketch(gradient) for name, gradient in replay.gradient(step, losses=False).total.items()}
+
+
 def _perturb(found: Replayed, replay: Replay, right: Tensors, step: int) -> None:
-    draw = random.Random(step)
     for seed in range(PERTURBED):
-        with replay.perturbed(PERTURBED * step + seed):
-            shaken = replay.contributions(step, losses=False)
-        draw.shuffle(shaken)
-        off = (e for one in shaken for e in one.outputs.values() if e != math.inf)
+        number = PERTURBED * step + seed
+        with replay.perturbed(number):
+            shaken = replay.gradient(step, Summing("rank" if seed % 2 else "", shuffled=number), losses=False)
+        off = (e for one in shaken.calls for e in one.outputs.values() if e != math.inf)
         # Its own distance from the replayed outputs, and that of the recorded ones.
         found.noise.arranged[_OUTPUT].add(max(off, default=0.0), 0.0)
-        other = replay.summed(shaken, step, by_rank=bool(seed % 2))
         for name, gradient in right.items():
-            error = relative_error(other[name], gradient)
+            other = sketch(shaken.total[name])
+            error = distance(other, gradient)
             if error != math.inf:
-                found.noise.arranged[name].add(error, (other[name].double() - gradient.double()).norm().item())
+                found.noise.arranged[name].add(error, norm(other - gradient))
 
 
 def _reorder(found: Replayed, right: Tensors, other: Tensors) -> None:
     for name, gradient in right.items():
-        error = relative_error(other[name], gradient)
+        error = distance(other[name], gradient)
         if error != math.inf:
             found.reordered[name] = max(found.reordered.get(name, 0.0), error)
 
 
-def _bounds(replay: Replay, contributions: Sequence[Contribution], right: Tensors, step: int) -> dict[str, float]:
-    found = {}
-    for name, gradient in right.items():
-        sizes = [one.gradients[name].double().abs() for one in contributions if name in one.gradients]
-        total = torch.stack(sizes).sum(0).norm().item() / replay.scale(step)
-        found[name] = sum_bound(len(sizes), total, gradient)
-    return found
+def _bounds(replay: Replay, replayed: StepGradient, step: int) -> dict[str, float]:
+    """The sum of the calls' norms is at least the norm of the sum of their sizes, and needs no copy of them."""
+    bounds = {}
+    for name, gradient in replayed.total.items():
+        sizes = [one.norms[name] for one in replayed.calls if name in one.norms]
+        bounds[name] = sum_bound(len(sizes), sum(sizes) / replay.scale(step), gradient)
+    return bounds
 
 
-def forward(ranks: Sequence[UnitTrace], first: Tensors, replayed: Replayed) -> Stage:
-    """The first weights, and the outputs that a gradient reached."""
+def forward(ranks: Sequence[UnitTrace], first: Mapping[str, float], replayed: Replayed) -> Stage:
+    """The first weights, and the outputs that a gradient reached. ``first``: by trained tensor, how far the recorded
+    one is from the rebuilt model's, relative."""
     stage = Stage("forward")
     if not ranks[0].facts.loaded and not ranks[0].facts.after:
-        for name, seen in ranks[0].trace.run.weights.items():
-            if name in first:
-                error = relative_error(seen, first[name])
-                stage.measures.append(Measure("initial-weight", 0, error, 0.0, name))
+        stage.measures += [Measure("initial-weight", 0, error, 0.0, name) for name, error in first.items()]
     noise, chance = replayed.noise.of(_OUTPUT), 0.0 if replayed.exact else replayed.noise.chance
     tolerance = 0.0 if replayed.exact else replayed.noise.tolerance(_OUTPUT)
     for step, contributions in enumerate(replayed.contributions):
@@ -130,14 +132,15 @@ def gradient(ranks: Sequence[UnitTrace], replayed: Replayed) -> Stage:
     run, facts = ranks[0].trace.run, ranks[0].facts
     signal: set[str] = set()
     outside = set(facts.outside)
-    for taken, right, bounds in zip(run.steps, replayed.gradients, replayed.bounds, strict=True):
+    recorded = (one.gradient for one in ranks[0].sketches)
+    for taken, kept, right, bounds in zip(run.steps, recorded, replayed.gradients, replayed.bounds, strict=True):
         if taken.skipped:
             continue
         for name in run.weights:
             if name in outside:
                 continue
-            seen, expected = taken.gradient.get(name), right.get(name)
-            size = expected.double().norm().item() if expected is not None else 0.0
+            seen, expected = kept.get(name), right.get(name)
+            size = norm(expected) if expected is not None else 0.0
             bound = bounds.get(name, 0.0)
             reordered = replayed.reordered.get(name, 0.0)
             noise, tolerance, chance = max(bound, reordered), bound + SAFETY * reordered, 0.0
@@ -152,7 +155,8 @@ def gradient(ranks: Sequence[UnitTrace], replayed: Replayed) -> Stage:
                 error = float(other is not None and bool(other.any()))
                 kind = "gradient-missing" if seen is None else "gradient-unexpected"
             else:
-                error = relative_error(seen, expected)
+                error = distance(seen, expected)
+                tolerance *= NORM_SLACK if len(expected) == BUCKETS else 1.0
             if size > 0 and noise < NO_SIGNAL:
                 signal.add(name)
             stage.measures.append(Measure(kind, taken.step, error, tolerance, name, noise, chance=chance))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from toolkit.strategies.engines.claims import Claim
 from toolkit.threads import torch_threads
 from toolkit.verification.compare.across import cross_rank
 from toolkit.verification.compare.measure import Stage
+from toolkit.verification.compare.noise import relative_error
 from toolkit.verification.loops.kept_model import KeptModel, rebuild
 from toolkit.verification.loops.replay_device import multiplying, replay_device
 from toolkit.verification.outcome import Outcome
@@ -26,6 +27,7 @@ from toolkit.verification.scripts.command import FILE
 from toolkit.verification.scripts.facts import ScriptFacts, UnitTrace
 from toolkit.verification.scripts.losses import LossFound, normalisation
 from toolkit.verification.scripts.multiplied import infer_multiplied
+from toolkit.verification.scripts.recording import spilled_by
 from toolkit.verification.scripts.replay import Replay
 from toolkit.verification.scripts.stages import Replayed, forward, gradient, replay_all
 
@@ -75,7 +77,9 @@ def recorded(folder: Path) -> dict[str, Any]:
     return document
 
 
-def verify_recording(folder: Path, model: Any = None, copied: Path | None = None) -> list[ModelOutcome]:
+def verify_recording(
+    folder: Path, model: Any = None, copied: Path | None = None, say: Callable[[str], None] | None = None
+) -> list[ModelOutcome]:
     """Compare every recorded model.
 
     ``model``: one of the recorded class, where it is not one of transformers' own. ``copied``: copies of the models,
@@ -89,28 +93,32 @@ def verify_recording(folder: Path, model: Any = None, copied: Path | None = None
     )
     if not units:
         raise InputError(f"--trace: {folder} contains no recorded model; record the command again")
-    return [verify_unit(unit, model, copied / unit.name if copied is not None else None, len(units)) for unit in units]
+    return [
+        verify_unit(unit, model, copied / unit.name if copied is not None else None, len(units), say) for unit in units
+    ]
 
 
-def verify_unit(folder: Path, model: Any = None, copy: Path | None = None, models: int = 1) -> ModelOutcome:
+def verify_unit(
+    folder: Path, model: Any = None, copy: Path | None = None, models: int = 1, say: Callable[[str], None] | None = None
+) -> ModelOutcome:
     """Compare one recorded model of ``models``, which share the chance of a false alarm. ``copy``: of it, where
-    transformers cannot build it again."""
-    ranks = [load_plain(file, UnitTrace) for file in _files(folder)]
+    transformers cannot build it again. ``say``: is told what is being computed."""
+    say = say or (lambda text: None)
+    ranks = [load_plain(file, UnitTrace, file.with_suffix(".tensors")) for file in _files(folder)]
     _check(ranks, str(folder))
     facts = ranks[0].facts
     device, note = replay_device([rank.facts.loop for rank in ranks], str(folder))
-    kept = load_plain(folder / "model.pt", KeptModel)
+    kept = load_plain(folder / "model.pt", KeptModel, folder / spilled_by(0))
     built, how = _build(kept, model, copy, str(folder / "model.pt"))
     built = built.to(device)
-    trained = set(ranks[0].trace.trainable)
-    first = {name: p.detach().cpu().clone() for name, p in built.named_parameters() if name in trained}
+    first = _first_weights(ranks, built)
     with torch_threads(max(1, facts.threads)), multiplying(facts.loop.float32_products, device):
         replay = Replay(built, ranks, device, str(folder))
         by_hand = replay.infer_averaging()
-        replayed = replay_all(replay, models)
+        replayed = replay_all(replay, models, say)
         after = infer_multiplied(replay, replayed)
         if after is not None:
-            replayed = replay_all(replay, models)
+            replayed = replay_all(replay, models, say)
     run: Any = RecordedRun(facts.world, device.type, facts.strategy)
     loss = normalisation(replay, replayed.contributions)
     outcome = _outcome(run, replay, replayed, loss, first)
@@ -138,16 +146,14 @@ def _build(kept: KeptModel, given: Any, copy: Path | None, source: str) -> tuple
         return rebuild(kept, found, source), note
 
 
-def _outcome(run: Any, replay: Replay, replayed: Replayed, loss: LossFound, first: dict[str, torch.Tensor]) -> Outcome:
+def _outcome(run: Any, replay: Replay, replayed: Replayed, loss: LossFound, first: dict[str, float]) -> Outcome:
     ranks = replay.ranks
-    facts = ranks[0].facts
     traces = [rank.trace for rank in ranks]
     found = Pass("recorded", ranks=traces)
-    begins = _as_begun(ranks, first)
-    after_forward = forward(ranks, begins, replayed)
+    after_forward = forward(ranks, first, replayed)
     after_forward.measures += loss.measures
     stages = gradient(ranks, replayed)
-    steps, notes = optimizer.stages(traces, facts)
+    steps, notes = optimizer.stages(ranks[0])
     found.stages = [_ledger(ranks), after_forward, stages, *steps, cross_rank(traces)]
     found.claims = _claims(ranks)
     found.not_engaged = any(not one.ok for one in found.claims if one.id in ("strategy", "processes"))
@@ -165,13 +171,20 @@ def _outcome(run: Any, replay: Replay, replayed: Replayed, loss: LossFound, firs
     return outcome
 
 
-def _as_begun(ranks: Sequence[UnitTrace], first: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """DeepSpeed 0.19.8 makes its float32 masters from the 16-bit copy: a loop of its own starts from those."""
+def _first_weights(ranks: Sequence[UnitTrace], built: Any) -> dict[str, float]:
+    """By trained tensor, how far the first recorded step's is from the rebuilt model's, relative.
+
+    DeepSpeed 0.19.8 makes its float32 masters from the 16-bit copy: a loop of its own starts from those."""
     facts, seen = ranks[0].facts, ranks[0].trace.run.weights
-    if not facts.strategy.startswith("zero") or not facts.loop.copy:
-        return {name: weight.to(seen[name].dtype) for name, weight in first.items() if name in seen}
-    dtype = getattr(torch, facts.loop.copy)
-    return {name: weight.to(dtype).to(seen[name].dtype) for name, weight in first.items() if name in seen}
+    copied = facts.loop.copy if facts.strategy.startswith("zero") else None
+    errors = {}
+    for name, weight in built.named_parameters():
+        if name in seen:
+            begun = weight.detach().cpu()
+            begun = begun.to(getattr(torch, copied)) if copied else begun
+            begun = begun.to(seen[name].dtype)
+            errors[name] = 0.0 if torch.equal(begun, seen[name]) else relative_error(seen[name], begun)
+    return errors
 
 
 def _ledger(ranks: Sequence[UnitTrace]) -> Stage:

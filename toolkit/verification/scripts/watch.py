@@ -13,7 +13,7 @@ from torch import nn
 from toolkit.recipe.mesh import Mesh
 from toolkit.strategies.engines.base import MOMENTS, OptimizerState
 from toolkit.upstream.torch_fsdp import precision_of
-from toolkit.verification.loops.watched import Watched, WatchedZero, clean_name, whole
+from toolkit.verification.loops.watched import Keep, Watched, WatchedZero, as_read, clean_name, read_kept, whole
 from toolkit.verification.scripts.together import read_each
 
 Tensors = dict[str, torch.Tensor]
@@ -38,10 +38,7 @@ class WatchedScript(Watched):
         elif any(hasattr(p, "full_tensor") for p in model.parameters()):
             self.strategy = "tensor"  # layers in parts; every rank has the same rows
 
-    def states(self) -> dict[str, OptimizerState | None]:
-        return read_each(self.parameters.items(), self._state)
-
-    def _state(self, parameter: torch.Tensor) -> OptimizerState | None:
+    def _state(self, parameter: nn.Parameter) -> OptimizerState | None:
         state = self.optimizer.state.get(parameter)
         if not state or any(key not in state for key in ("step", *MOMENTS)):
             return None
@@ -77,14 +74,14 @@ class WatchedFsdp1(WatchedScript):
         reader.moment_keys = lambda name: MOMENTS
         self.reader = reader
 
-    def weights(self) -> Tensors:
-        return read_each(_named(self.parameters), self.reader.full_weight)
+    def weights(self, keep: Keep = as_read) -> dict[str, Any]:
+        return read_kept(_named(self.parameters), self.reader.full_weight, keep)
 
-    def gradients(self) -> dict[str, torch.Tensor | None]:
-        return read_each(_named(self.parameters), self.reader.full_gradient)
+    def gradients(self, keep: Keep = as_read) -> dict[str, Any]:
+        return read_kept(_named(self.parameters), self.reader.full_gradient, keep)
 
-    def states(self) -> dict[str, OptimizerState | None]:
-        return read_each(_named(self.parameters), self.reader.full_state)
+    def states(self, keep: Keep = as_read) -> dict[str, Any]:
+        return read_kept(_named(self.parameters), self.reader.full_state, keep)
 
 
 def _named(names: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -108,11 +105,11 @@ class WatchedZeroScript(WatchedZero):
         sent = getattr(engine, "communication_data_type", None)
         self.reduce = _short(sent) or _short(summed)
 
-    def states(self) -> dict[str, OptimizerState | None]:
+    def states(self, keep: Keep = as_read) -> dict[str, Any]:
         state: dict[str, Any] = next(iter(self.optimizer.state.values()), {})
         if state and any(key not in state for key in MOMENTS):
-            return dict.fromkeys(self.parameters)
-        return super().states()
+            return {name: keep(name, None) for name in self.parameters}
+        return super().states(keep)
 
 
 def whole_value(parameter: Any) -> torch.Tensor:
