@@ -176,7 +176,7 @@ def test_a_command_that_ends_by_memory_says_where_and_what_recording_took(kind: 
 
 @pytest.mark.nightly
 def test_a_recorder_that_finds_no_memory_gives_its_own_back(tmp_path: Path) -> None:
-    """While its optimizer is about to step. The command goes on to its end; the message says which tensor was largest."""
+    """Before its optimizer steps. The command goes on to its end; the message says which tensor was largest."""
     limited = STARVED.replace("STEP", "1").replace("EARLY", "pass").replace("BEFORE", "pass").replace("BETWEEN", "pass")
     lifted = "lambda *_: resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)"
     after = f"limit(); optimizer.register_step_pre_hook({lifted})"
