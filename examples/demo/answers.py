@@ -8,21 +8,25 @@ The last line is the loss: the mean over all tokens that the assistant writes, i
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
+from transformers.utils.logging import disable_progress_bar
 
 SHOWN = 2
 SECONDS_BETWEEN_LINES = 5.0
 
 
 def main(model_path: str, conversations: str, adapter: str | None = None) -> None:
-    logging.disable_progress_bar()
+    disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning)  # of transformers, about names that PEFT uses
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it misses kernels that nothing here calls
     torch.set_num_threads(1)  # rows are short: a second thread gains little, and costs much where its core is taken
     tokenizer = AutoTokenizer.from_pretrained(model_path)
     model = AutoModelForCausalLM.from_pretrained(model_path).eval()

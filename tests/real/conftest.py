@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "examples/demo"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples/demo"))
 from corpus import write_conversations
 from smollm2 import MODEL, UnavailableError, smollm2
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")

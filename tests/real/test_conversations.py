@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,10 @@ def test_both_turns_of_the_assistant_are_learned_and_nothing_else(
         tuple(f"{turn['content']}<|im_end|>" for turn in messages if turn["role"] == "assistant") for messages in rows
     }
     learned = set()
-    for window in loader_for(resolved_from(two_turns(recipe, data)), 0):
-        for micro in window:
-            for ids, labels in zip(micro.tensors["input_ids"], micro.tensors["labels"], strict=True):
-                learned.add(tuple(stretches(tokenizer, ids.tolist(), labels.tolist())))
+    epoch = islice(loader_for(resolved_from(two_turns(recipe, data)), 0), len(rows) // 2)  # windows of two
+    for micro in chain.from_iterable(epoch):
+        for ids, labels in zip(micro.tensors["input_ids"], micro.tensors["labels"], strict=True):
+            learned.add(tuple(stretches(tokenizer, ids.tolist(), labels.tolist())))
     assert learned == expected
 
 
