@@ -30,8 +30,10 @@ CELLS = sorted(
 )  # fmt: skip
 """Every strategy with every tuning; precisions take turns. Rows are packed in fp32 and padded in bf16. Cells with the
 same reference follow each other."""
-LIMITS = {"fp32": (1e-5, 1e-4), "bf16": (2e-3, 2e-2)}
-"""Largest relative difference of a loss, and of a gradient's norm."""
+LIMITS = {"fp32": (2e-6, 3e-6, 1e-4), "bf16": (5e-3, 1e-2, 0.05)}
+"""Largest relative difference of a loss, of a gradient's norm, and of a weight after three steps. Measured with LoRA:
+3e-7, 4e-7 and 9e-6 in fp32, 1.3e-3, 1.6e-3 and 1e-2 in bf16. The weights are LoRA's second matrices, which begin at
+zero: where a gradient is nearly zero, Adam's first steps have its sign alone."""
 
 
 def cell_recipe(recipe: dict[str, Any], tuning: str, precision: str, strategy: str) -> dict[str, Any]:
@@ -66,18 +68,11 @@ def test_three_steps_are_those_of_the_plain_loop(
     if strategy == "single":
         found = train_job(resolved, STEPS, only=LAYER)
     else:
-        found = group.run(train_job, resolved, STEPS, None, None, None, LAYER)[0]
+        found = group.run(train_job, resolved, STEPS, None, None, None, LAYER, timeout=900)[0]
     assert all(ok for _, ok in found.claims), found.claims
-    of_loss, of_norm = LIMITS[precision]
+    of_loss, of_norm, of_weight = LIMITS[precision]
     assert found.tokens == expected.tokens
     assert found.losses == pytest.approx(expected.losses, rel=of_loss)
     assert found.norms == pytest.approx(expected.norms, rel=of_norm)
     assert found.losses[-1] != found.losses[0]
-    print(f"\n{tuning} {precision} {strategy}", *difference(found, expected), worst(found.weights, expected.weights))
-
-
-def difference(found: Run, expected: Run) -> tuple[float, float]:
-    """The largest relative differences of a loss and of a norm."""
-    pairs = ((found.losses, expected.losses), (found.norms, expected.norms))
-    losses, norms = (max(abs(a / b - 1) for a, b in zip(*pair, strict=True)) for pair in pairs)
-    return losses, norms
+    assert worst(found.weights, expected.weights)[0] < of_weight
