@@ -18,8 +18,9 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(1200), pytest.mark.usefixtur
 QUESTION = [{"role": "user", "content": "Write the docstring of this Python function.\n\ndef close(self):\n    pass"}]
 WORDS = 12
 """Tokens of an answer."""
-LIMIT = 1e-4
-"""Largest difference of a logit, of about 20: an adapter in the weights rounds otherwise than beside them."""
+LIMIT = 1e-5
+"""Relative difference of all logits: an adapter in the weights rounds otherwise than beside them, in each of 30 layers.
+The largest of one logit was 1e-4, of up to 35."""
 
 
 def toolkit(*arguments: str, cwd: Path) -> None:
@@ -62,6 +63,11 @@ def logits(model: Any, tokenizer: Any) -> Any:
         return model(**prompt).logits
 
 
+def apart(found: Any, right: Any) -> float:
+    """The relative difference of two tensors, in the 2-norm."""
+    return ((found - right).norm() / right.norm()).item()
+
+
 @pytest.mark.parametrize("strategy", ["zero2", "fsdp2"])
 def test_an_adapter_beside_and_in_the_weights_answers_as_the_run_did(
     strategy: str, recipe: dict[str, Any], model: str, tmp_path: Path
@@ -78,8 +84,8 @@ def test_an_adapter_beside_and_in_the_weights_answers_as_the_run_did(
     beside = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     right = logits(beside, tokenizer)
-    assert (right - before).abs().max() > 100 * LIMIT, "it has learned nothing that would show"
-    assert (logits(merged, tokenizer) - right).abs().max() < LIMIT
+    assert apart(before, right) > 100 * LIMIT, "it has learned nothing that would show"
+    assert apart(logits(merged, tokenizer), right) < LIMIT
     assert generated(beside, tokenizer) == generated(merged, tokenizer) == answer
 
 
@@ -92,6 +98,6 @@ def test_every_weight_answers_as_the_run_did(recipe: dict[str, Any], model: str,
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").eval()
     base = AutoModelForCausalLM.from_pretrained(model).eval()
-    assert (logits(exported, tokenizer) - logits(base, tokenizer)).abs().max() > 100 * LIMIT
+    assert apart(logits(base, tokenizer), logits(exported, tokenizer)) > 100 * LIMIT
     assert exported.lm_head.weight is exported.model.embed_tokens.weight, "tied as before"
     assert generated(exported, tokenizer) == answer
