@@ -26,7 +26,7 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder)
 rows = [json.loads(line)["messages"] for line in open(rows)][:8]
 lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-common = dict(output_dir="out", max_steps=2, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+common = dict(output_dir="out", max_steps=4, per_device_train_batch_size=2, gradient_accumulation_steps=2,
               learning_rate=1e-3, report_to="none", save_strategy="no", use_cpu=True, bf16=False)
 """
 SCRIPTS = {
