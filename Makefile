@@ -27,7 +27,7 @@ clean:
 	rm -rf $(VENV) runs build
 
 demo: $(READY)
-	@echo "the main job on real text, two processes on the CPU: 3 to 5 minutes on two cores, everything goes to runs/demo"
+	@echo "LoRA on a pretrained model, two processes on the CPU: about 5 minutes on two cores, everything goes to runs"
 	@$(BIN)/python examples/demo/demo.py
 
 test: $(READY)

@@ -79,18 +79,21 @@ def train_job(
     save_to: str | None = None,
     load_from: str | None = None,
     total: int | None = None,
+    only: str = "",
 ) -> Run | None:
-    """Train ``steps`` optimizer steps of a run of ``total``; rank 0 answers, with whole tensors."""
+    """Train ``steps`` optimizer steps of a run of ``total``; rank 0 answers, with the whole tensors that have ``only``
+    in their names."""
     session = open_session(resolved)
     engine = session.engine
     progress = checkpoint.load(session, Path(load_from)) if load_from else Progress()
     until = progress.step + steps
     run = Run(claims=[(claim.claim, claim.ok) for claim in session.claims])
+    names = [name for name in engine.shapes if only in name]
     original = engine.step
 
     def step_after_reading(lr: float) -> Any:
         if not run.first_gradient:
-            run.first_gradient = {name: engine.full_gradient(name) for name in engine.shapes}
+            run.first_gradient = {name: engine.full_gradient(name) for name in names}
         return original(lr)
 
     engine.step = step_after_reading  # type: ignore[method-assign]
@@ -109,8 +112,8 @@ def train_job(
         train(session, windows, total or until, progress, after)
     if save_to:
         checkpoint.save(session, Path(save_to), progress)
-    run.weights = {name: engine.full_weight(name) for name in engine.shapes}
-    for name in engine.shapes:
+    run.weights = {name: engine.full_weight(name) for name in names}
+    for name in names:
         state = engine.full_state(name)
         if state:
             run.moments |= {f"{name}.{key}": moment for key, moment in state.moments.items()}

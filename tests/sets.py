@@ -1,6 +1,6 @@
 """The sets that tests are in, and the command that runs what is due of them.
 
-A set is chosen by what a test says of itself: a fixture that starts processes, or one of the marks `nightly`,
+A set is chosen by what a test says of itself: a fixture that starts processes, or one of the marks `nightly`, `real`,
 `upstream` and `weekly`. No folder and no list of files decides.
 
     python tests/sets.py list              the sets, why each exists, and what was last seen green
@@ -74,6 +74,7 @@ SETS = {
         TestSet(
             "nightly-files", "lint, import, migrate, data, studio and documentation, every case", 60, spread=GROUPS
         ),
+        TestSet("nightly-real", "a pretrained model from the package index: strategies, exports, scripts", 60),
         TestSet("upstream", "what other packages do: changes only with their versions", 30, "packages", True),
         TestSet(
             "weekly", "random recipes, the whole kill matrix, mutations, hundreds of ranks: hours", 600, "code", True
@@ -97,6 +98,8 @@ def set_of(marks: Iterable[str], fixtures: Iterable[str], path: Path) -> str:
         return "weekly"
     if "upstream" in marks:
         return "upstream"
+    if "real" in marks:
+        return "nightly-real"
     if "nightly" in marks:
         if "four" in fixtures:
             return "nightly-mesh"

@@ -31,6 +31,7 @@ MOST = 2600
         (("nightly",), (), "training/test_x.py", "nightly-train"),
         (("nightly",), ("four",), "training/test_x.py", "nightly-mesh"),
         (("nightly",), (), "lint/test_x.py", "nightly-files"),
+        (("real",), ("group",), "real/test_x.py", "nightly-real"),
         (("upstream", "nightly"), ("group",), "verify/test_x.py", "upstream"),
         (("weekly", "nightly"), ("four",), "verify/test_x.py", "weekly"),
     ],

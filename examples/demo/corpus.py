@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+QUESTION = "Write the docstring of this Python function."
 _HELD_OUT = 20  # one module in so many is never trained on
 
 
@@ -35,6 +36,46 @@ def write_corpus(folder: Path) -> dict[str, int]:
         (folder / f"{name}.jsonl").write_text("\n".join(samples) + "\n", encoding="utf-8")
         counts[name] = len(samples)
     return counts
+
+
+def write_conversations(folder: Path, training: int = 300, held_out: int = 32) -> dict[str, int]:
+    """Write conversations.jsonl and conversations-held-out.jsonl; returns their numbers of rows.
+
+    A row has one question, a short function without its docstring, and one answer, the docstring's first paragraph.
+    The rows are spread over all modules; a module is held out whole.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    answers: dict[str, dict[str, str]] = {"conversations": {}, "conversations-held-out": {}}
+    for module in _modules():
+        part = "conversations-held-out" if _held_out(module.name) else "conversations"
+        answers[part] |= dict(_questions(module))
+    counts = {}
+    for (name, pairs), limit in zip(answers.items(), (training, held_out), strict=True):
+        chosen = sorted(pairs, key=lambda question: hashlib.sha256(question.encode()).digest())[:limit]
+        rows = [
+            [{"role": "user", "content": question}, {"role": "assistant", "content": pairs[question]}]
+            for question in chosen
+        ]
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"messages": row}) + "\n" for row in rows), encoding="utf-8"
+        )
+        counts[name] = len(rows)
+    return counts
+
+
+def _questions(module: Path) -> Iterator[tuple[str, str]]:
+    """Short functions as questions, each with its docstring on one line."""
+    text = module.read_text(encoding="utf-8", errors="replace")
+    lines = text.splitlines(keepends=True)
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or len(node.body) < 2:
+            continue
+        docstring = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+        first = node.body[0]
+        code = lines[node.lineno - 1 : first.lineno - 1] + lines[first.end_lineno or first.lineno : node.end_lineno]
+        source = textwrap.dedent("".join(code)).strip()
+        if 20 <= len(docstring) <= 120 and len(source) <= 300:
+            yield f"{QUESTION}\n\n{source}", docstring
 
 
 def _modules() -> list[Path]:

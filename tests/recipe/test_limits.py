@@ -252,3 +252,17 @@ def test_what_a_strategy_does_not_read_is_noted() -> None:
         notes = known_notes(resolve(Recipe.model_validate(values), device="cpu"))
         kept[name] = not any("reshard_after_forward: false changes nothing" in note for note in notes)
     assert {name for name, reads in kept.items() if reads} == {"fsdp1", "fsdp2"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "noted"),
+    [({}, True), ({"precision": "fp16"}, True), ({"precision": "fp32"}, False), ({"optimizer": {"lr": 2e-4}}, False),
+     ({"adapter": None}, False), ({"device": "cuda"}, False)],
+)  # fmt: skip
+def test_lora_in_16_bits_on_a_cpu_is_noted_where_it_learns_slowly(changed: dict[str, Any], noted: bool) -> None:
+    adapter = {"method": "lora", "r": 4, "target_modules": "all-linear"}
+    slow = {"precision": "bf16", "adapter": adapter, "optimizer": {"lr": 2e-5}} | changed
+    device = slow.pop("device", "cpu")
+    values = recipe_dict(Path("nowhere"), machine={"device": device}, **slow)
+    notes = known_notes(resolve(Recipe.model_validate(values), device=device))
+    assert any("learns much more slowly" in note for note in notes) is noted

@@ -24,7 +24,7 @@ from toolkit.recipe.schema import Recipe
 from toolkit.studio.edit import REMOVED, edited, read_mapping
 from toolkit.studio.form import BASICS, Field, form
 from toolkit.studio.plan_task import _edits
-from toolkit.studio.starts import STARTS
+from toolkit.studio.starts import DEMO_MODEL, STARTS, starts
 
 TEXT = f"""# my recipe
 model: {{config: {yaml.safe_dump(LLAMA, default_flow_style=True, width=1000).strip()}}}
@@ -276,8 +276,20 @@ def test_what_one_can_start_from_fits_its_gpu_but_the_last(tmp_path: Path) -> No
     for gpu, text in STARTS.values():
         (tmp_path / "r.yaml").write_text(text)
         fits.append(make_plan(Request(str(tmp_path / "r.yaml"), gpu=gpu)).fits)
-    assert fits == [True, True, True, False]
+    assert fits == [True, True, True, True, False]
     assert "tie_word_embeddings: true" in STARTS["1B, LoRA, 1 GPU"][1], "as Llama 3.2 1B has them"
+
+
+def test_the_model_of_the_demo_comes_first_where_it_is(tmp_path: Path) -> None:
+    assert starts(tmp_path) == starts(None) == STARTS
+    (tmp_path / DEMO_MODEL).mkdir(parents=True)
+    assert starts(tmp_path) == STARTS, "its data is not there"
+    (tmp_path / "runs/demo/data").mkdir(parents=True)
+    (tmp_path / "runs/demo/data/conversations.jsonl").touch()
+    title, (_, text) = next(iter(starts(tmp_path).items()))
+    assert "make demo" in title
+    assert recipe(text).model.path == DEMO_MODEL
+    assert list(starts(tmp_path))[1:] == list(STARTS)
 
 
 def test_no_mapping_is_an_error() -> None:

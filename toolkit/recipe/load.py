@@ -139,7 +139,7 @@ def _written_path(location: tuple[int | str, ...], value: Any) -> KeyPath:
 def _hint(path: KeyPath) -> str:
     match path:
         case ("model",):
-            return "; for example model: {path: meta-llama/Llama-3.2-1B}"
+            return "; for example model: {path: HuggingFaceTB/SmolLM2-135M}"
         case ("data",) | ("data", "train"):
             return "; for example data: {train: data/train.jsonl}"
         case _:

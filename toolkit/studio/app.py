@@ -119,7 +119,7 @@ async def _static(request: Request) -> Response:
 
 def _page(studio: Studio, name: str) -> Callable[[Request], Awaitable[Response]]:
     async def page(request: Request) -> Response:
-        return Response(pages.page(name, studio.public), media_type="text/html")
+        return Response(pages.page(studio, name), media_type="text/html")
 
     return page
 

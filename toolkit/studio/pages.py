@@ -17,7 +17,7 @@ from toolkit.report.style import BARS, STYLE
 from toolkit.studio.form import form
 from toolkit.studio.gate import REPORT_POLICY, Refused
 from toolkit.studio.reports import read_report
-from toolkit.studio.starts import STARTS
+from toolkit.studio.starts import starts
 
 if TYPE_CHECKING:
     from toolkit.studio.app import Studio
@@ -56,13 +56,18 @@ def refusal(refused: Refused) -> str:
     return _templates().get_template("refused.html").render(refused=refused, style=style)
 
 
-@functools.cache
-def page(name: str, public: bool) -> str:
+def page(studio: Studio, name: str) -> str:
     """One page."""
+    root = None if studio.public else studio.folders.roots[0]
+    return _page(name, studio.public, tuple(starts(root).items()) if name == "build" else ())
+
+
+@functools.cache
+def _page(name: str, public: bool, choices: tuple[tuple[str, tuple[str, str]], ...]) -> str:
     shown: dict[str, Any] = {"pages": {key: PAGES[key] for key in names(public)}, "name": name, "public": public}
     if name == "build":
         table = [(device.name, f"{device.name.upper()} · {device.memory:.0f} GiB") for device in devices().values()]
-        shown |= {"groups": form(), "devices": table, "starts": STARTS}
+        shown |= {"groups": form(), "devices": table, "starts": dict(choices)}
     return _templates().get_template(f"{name}.html").render(shown)
 
 
