@@ -25,6 +25,7 @@ from toolkit.training import checkpoint
 from toolkit.training.loop import Progress, counted_once, evaluate, sum_over_ranks, train
 from toolkit.training.metrics import Pending
 from toolkit.training.session import open_session, prepare_model, seed_micro_batch
+from toolkit.verification.cases.case import compute_of
 
 
 @dataclass
@@ -200,16 +201,16 @@ def linear_job(resolved: Resolved) -> bool:
     return torch.nn.functional.linear.__module__ != "deepspeed.runtime.zero.linear"
 
 
-def plain_run(resolved: Resolved, steps: int, total: int | None = None) -> Run:
-    """The same windows, all ranks' micro-batches one after another, through the plain loop."""
+def plain_run(resolved: Resolved, steps: int, total: int | None = None, *, as_strategy: bool = False) -> Run:
+    """The same windows, all ranks' micro-batches one after another, through the plain loop: under autocast in 16 bits,
+    or ``as_strategy``, which may compute with a 16-bit copy of the weights."""
     prepared = prepare_model(resolved, load_tokenizer(resolved.recipe).pad_token_id)
 
     def seed(step: int, micro: int, rank: int) -> None:
         seed_micro_batch(resolved.recipe.run.seed, step, micro, rank)
 
-    loop = PlainLoop(
-        prepared.model, resolved, prepared.decayed, seed, "autocast" if resolved.precision.mixed else "plain"
-    )
+    computing = compute_of(resolved) if as_strategy else "autocast" if resolved.precision.mixed else "plain"
+    loop = PlainLoop(prepared.model, resolved, prepared.decayed, seed, computing)
     apart = resolved.mesh.stage_size // resolved.data_size
     loaders = [iter(loader_for(resolved, part * apart)) for part in range(resolved.data_size)]
     run = Run()
