@@ -182,8 +182,11 @@ class DividedFsdp2Engine(DividedLayers):
             log.setLevel(level)
 
     def evidence(self) -> list[Claim]:
-        """And that layers are divided: the ranks have different parts of the divided weights, and the same of all
-        others."""
+        return [*super().evidence(), *self._layer_claims()]
+
+    def _layer_claims(self) -> list[Claim]:
+        """Evidence that layers are divided: the ranks have different parts of the divided weights, and the same of all
+        others. Every rank calls it."""
         mesh = self.resolved.mesh
         names = list(self.divisions)
         own = dict(self.model.named_parameters())
@@ -198,7 +201,6 @@ class DividedFsdp2Engine(DividedLayers):
         different = len(set(sums[:, 0].tolist()))
         same = len(set(sums[:, 1].tolist())) == 1
         return [
-            *super().evidence(),
             Claim("layers-divided", "ranks with a part of their own of divided layers", str(mesh.tensor),
                   str(different), bool(names) and different == mesh.tensor),
             Claim("layers-alike", "ranks agree on weights that are not divided", "yes", "yes" if same else "no", same),
