@@ -11,6 +11,7 @@ from typing import Any
 from toolkit.launch.crash import last_words
 from toolkit.launch.group import JobFailed, WorkerGroup
 from toolkit.strategies.engines.claims import Claim
+from toolkit.terminal import Say
 from toolkit.threads import torch_threads
 from toolkit.verification.cases.case import Case
 from toolkit.verification.cases.conversations import DataCase
@@ -82,9 +83,16 @@ class Pass:
         }
 
 
-def run_pass(case: Case, group: WorkerGroup, fresh: WorkerGroup, timeout: float, data: DataCase | None = None) -> Pass:
+def run_pass(
+    case: Case,
+    group: WorkerGroup,
+    fresh: WorkerGroup,
+    timeout: float,
+    data: DataCase | None = None,
+    say: Say = lambda text: None,
+) -> Pass:
     """Run and compare one case: trained in ``group``, loaded again and resumed in ``fresh``. ``data``: what else the
-    ranks make samples of, if the recipe has conversations or several sources.
+    ranks make samples of, if the recipe has conversations or several sources. ``say`` is told each stage as it ends.
 
     Raises InputError where the recipe cannot be used; nothing else is raised for what a candidate does: a crash, a
     hang and NaN are findings.
@@ -92,6 +100,7 @@ def run_pass(case: Case, group: WorkerGroup, fresh: WorkerGroup, timeout: float,
     started = time.perf_counter()
     found = Pass(case.pass_name)
     try:
+        say(f"{case.pass_name} pass: the recipe's loop on {group.size} process{'es' * (group.size > 1)}")
         group.run(run_case, case, timeout=timeout)
         found.ranks = load_traces(case.folder, group.size)
         if case.resolved().mesh.pipeline > 1:
@@ -104,10 +113,11 @@ def run_pass(case: Case, group: WorkerGroup, fresh: WorkerGroup, timeout: float,
             found.claims = failed.claims or [Claim("strategy", f"{name} active", "yes", failed.failure or "", False)]
         elif case.round_trip:
             with _resumed(case, fresh, timeout, found):
-                compare(case, found, group.threads)  # on this process's core, while the others resume
+                compare(case, found, group.threads, say)  # on this process's core, while the others resume
             _compare_round_trip(case, found)
+            _tell(found, found.stages[-1], say)
         else:
-            compare(case, found, group.threads)
+            compare(case, found, group.threads, say)
         if data is not None:
             trace = group.run(record_data, data, timeout=timeout)[0]
             found.fault_reached = found.fault_reached or trace.fault_reached
@@ -140,33 +150,46 @@ def _resumed(case: Case, fresh: WorkerGroup, timeout: float, found: Pass) -> Ite
         found.fault_reached = found.fault_reached or whole.fault_reached
 
 
-def compare(case: Case, found: Pass, threads: int) -> None:
+def compare(case: Case, found: Pass, threads: int, say: Say = lambda text: None) -> None:
     """Fill in the stages of the run itself and the evidence, from the traces. ``threads``: of each rank; torch adds up
     by threads (the bias gradient of a LayerNorm, the decompositions that some adapters start from), so the plain loop
     has as many."""
+    say(f"{case.pass_name} pass: a plain loop")
     with torch_threads(threads):
         reference = found.reference = Reference(case)
         resolved, ranks = reference.resolved, found.ranks
         replayed = found.replayed = replay(ranks, reference, case.overflow_step)
         evaluated = evaluation(ranks, reference, bool(replayed.bounds))
-    found.stages = [
-        ledger(ranks, reference.windows, resolved),
-        *products(ranks, resolved),
-        forward(found.parts, reference, replayed),
-        gradient(ranks, reference.noise, replayed, case.overflow_step),
-        *optimizer_stages(
-            ranks,
-            resolved,
-            reference.decayed,
-            case.steps,
-            case.overflow_step,
-            matrices=reference.loop.matrices,
-            ema=resolved.recipe.run.ema,
-        ),
-        cross_rank(ranks),
-    ]
-    next(stage for stage in found.stages if stage.name == "forward").measures += evaluated
+    for stage in _stages(case, found, reference, replayed, evaluated):
+        found.stages.append(stage)
+        _tell(found, stage, say)
     found.claims = engagement(ranks, case, resolved, reference, found.stages)
+
+
+def _stages(
+    case: Case, found: Pass, reference: Reference, replayed: Replayed, evaluated: list[Measure]
+) -> Iterator[Stage]:
+    resolved, ranks = reference.resolved, found.ranks
+    yield ledger(ranks, reference.windows, resolved)
+    yield from products(ranks, resolved)
+    outputs = forward(found.parts, reference, replayed)
+    outputs.measures += evaluated
+    yield outputs
+    yield gradient(ranks, reference.noise, replayed, case.overflow_step)
+    yield from optimizer_stages(
+        ranks,
+        resolved,
+        reference.decayed,
+        case.steps,
+        case.overflow_step,
+        matrices=reference.loop.matrices,
+        ema=resolved.recipe.run.ema,
+    )
+    yield cross_rank(ranks)
+
+
+def _tell(found: Pass, stage: Stage, say: Say) -> None:
+    say(f"{found.name} pass: {stage.name} {'ok' if stage.ok else 'FAIL'}")
 
 
 def _compare_round_trip(case: Case, found: Pass) -> None:

@@ -96,7 +96,7 @@ def verify(
 
     ``passes``: which of them to run; a recipe in fp32 has no precision pass, and its logic pass runs. ``round_trip``:
     whether the run is saved, loaded and exported. ``stop_early``: leave out the precision pass where the logic pass has
-    found a difference. ``doing`` is told each pass as it begins. Raises InputError for what cannot be used, RunFailed
+    found a difference. ``doing`` is told each stage as it ends. Raises InputError for what cannot be used, RunFailed
     where the model fails by itself or a fault that was to be injected never came to pass.
     """
     if fault is not None:
@@ -119,8 +119,8 @@ def verify(
     outcome: Outcome | None = None
     try:
         for name in names:
-            if doing is not None:
-                doing(f"{name} pass: the recipe's loop beside a plain one")
+            tell = doing or (lambda text: None)
+            tell(f"{name} pass: a small model of the recipe")
             # A small model gains nothing by more threads; on a busy machine two took 17 s, one 0.8 (gpt_oss).
             as_a_rank = contextlib.nullcontext() if full_size else torch_threads(group.threads)
             with tempfile.TemporaryDirectory(prefix="toolkit-verify-") as temporary, as_a_rank:
@@ -129,11 +129,11 @@ def verify(
                 case = replace(case, fault=fault, mutation=mutation, round_trip=round_trip)
                 outcome = outcome or Outcome(asked, case.resolved(), notes=notes)
                 data = data_case(resolved, fault) if name == "logic" else None
-                found = run_pass(case, group, fresh or group, time_limit, data)
+                found = run_pass(case, group, fresh or group, time_limit, data, tell)
                 for choose in (clip_between, clip_by_trial):
                     if (other := _clipping_otherwise(case, found, choose)) is not None:
                         case = other
-                        found = run_pass(case, group, fresh or group, time_limit, data)
+                        found = run_pass(case, group, fresh or group, time_limit, data, tell)
                 if folder is not None:
                     _keep_logs(case.folder, folder, name)
             outcome.notes += [note for note in _notes(found) if note not in outcome.notes]
