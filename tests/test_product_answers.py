@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from answers.__main__ import answer, compare, main
+from product_answers.__main__ import answer, compare, main
 
 
 def test_a_question_is_answered_the_same_twice() -> None:

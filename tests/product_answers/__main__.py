@@ -1,10 +1,10 @@
 """What the product answers, written down, and two such recordings compared: a change that is to leave all answers as
 they are does, or shows which it changes.
 
-    python -m tests.answers record BEFORE                     all but verdicts; some minutes
-    python -m tests.answers record AFTER --as BEFORE          another version is asked the same
-    python -m tests.answers compare BEFORE AFTER              exit 1 where answers differ, each with its lines
-    python -m tests.answers record BEFORE --only verdicts     60 verdicts and first losses: some ten minutes
+    python -m tests.product_answers record BEFORE                     all but verdicts; some minutes
+    python -m tests.product_answers record AFTER --as BEFORE          another version is asked the same
+    python -m tests.product_answers compare BEFORE AFTER              exit 1 where answers differ, each with its lines
+    python -m tests.product_answers record BEFORE --only verdicts     60 verdicts and first losses: some ten minutes
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from answers.inputs import make_inputs
+from product_answers.inputs import make_inputs
 from toolkit.errors import ToolkitError
 
 
