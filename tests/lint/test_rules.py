@@ -8,6 +8,8 @@ import pytest
 
 from tests.lint.folder import put
 from toolkit.linting.engine import check
+from toolkit.linting.evidence import refuted
+from toolkit.linting.evidence_table import TABLE
 from toolkit.linting.files.load import load
 from toolkit.linting.fix import plan
 from toolkit.linting.model import Rule
@@ -20,6 +22,8 @@ RULES = list(all_rules().values())
 def test_rule(rule: Rule) -> None:
     assert all((rule.title, rule.source, rule.fails, rule.passes)), "a rule explains itself"
 
+    if refuted(rule.code, TABLE.get(rule.code, ())):
+        pytest.skip("its fact does not hold in the installed version")
     failing = load(put(rule.fails))
     report = check(failing, reader=rule.reader)
     found = [finding for finding in report.findings if finding.code == rule.code]
