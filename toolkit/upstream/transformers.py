@@ -1,4 +1,5 @@
-"""The private names of transformers that the toolkit uses. Imports it where a function is called, not before."""
+"""The private names of transformers that the toolkit uses, and a public one that its versions differ in. Imports it
+where a function is called, not before."""
 
 from __future__ import annotations
 
@@ -27,6 +28,13 @@ def loading_by(load: Callable[..., Any]) -> Iterator[bool]:
     replaced = staticmethod(lambda *args, **options: load(own, *args, **options))
     with mock.patch.object(PreTrainedModel, _LOADS.rpartition(".")[2], replaced):
         yield True
+
+
+def checkpointing_argument() -> str:
+    """The name of TrainingArguments for recomputing blocks. transformers 5.23 has given it a new one and warns of the
+    old; 5.22 and older have the old one alone, and reject the new."""
+    new, old = "activation_checkpointing", "gradient_checkpointing"
+    return old if unwritten("transformers", "training_args.py", f"{new}: bool") else new
 
 
 def not_quantised(model: Any) -> Any:
