@@ -55,6 +55,11 @@ def _arguments(scope: str, *shows: str) -> Evidence:
     return _transformers("training_args.py", f"TrainingArguments.{scope}", *shows)
 
 
+def _split(scope: str, *shows: str) -> Evidence:
+    owner = "DistributedConfig"
+    return _transformers("distributed/configuration_utils.py", f"{owner}.{scope}" if scope else owner, *shows)
+
+
 def _accelerator_of_trainer(*shows: str) -> Evidence:
     return _transformers("trainer.py", "Trainer.create_accelerator_and_postprocess", *shows)
 
@@ -106,6 +111,19 @@ TABLE: dict[str, tuple[Evidence, ...]] = {
         ),
     ),
     "AU306": (_accelerate("accelerator.py", "Accelerator._prepare_deepspeed", "DummyOptim"),),
+    "DC101": (_split("from_dict", "for k, v in merged.items() if k in valid_keys"),),
+    "DC102": (
+        _split("_resolve_parallelism", "Parallelism sizes must be >= 1"),
+        _split("_validate_mesh_config", "must be a multiple of `tp_size`", "Combining FSDP with pipeline parallelism"),
+    ),
+    "DC103": (
+        _transformers("distributed/utils.py", "initialize_distributed_mesh", "The parallel mesh requires"),
+    ),
+    "DC104": (_split("", "Reserved for sequence parallelism. Not wired up yet."),),
+    "DC105": (
+        _transformers("trainer.py", "Trainer.__init__", "Resuming is not supported for models sharded at load time"),
+    ),
+    "DC106": (_split("_resolve_parallelism", "`enable_expert_parallel` without `ep_size` is deprecated"),),
     "DS102": (_deepspeed("runtime/config_utils.py", "DeepSpeedConfigModel", 'extra="forbid"'),),
     "DS104": _new(_deepspeed("runtime/config.py", "_reject_removed_config_keys", "raise DeepSpeedConfigError")),
     "DS107": (

@@ -37,6 +37,14 @@ def checkpointing_argument() -> str:
     return old if unwritten("transformers", "training_args.py", f"{new}: bool") else new
 
 
+def why_trainer_takes_no_split(*, adapter: bool) -> str:
+    """Why the installed Trainer does not train a model that ``from_pretrained(distributed_config=...)`` has split, in
+    words; "" where it does. ``adapter``: one is added after loading, whose gradients the Trainer has to average."""
+    names = ["is_distributed_loading_by_transformers", *(["_sync_replicated_trainable_parameters"] if adapter else [])]
+    absent = unwritten("transformers", "trainer.py", *names)
+    return absent and f"{absent}: its Trainer does not take {'adapters on ' * adapter}models that it has split"
+
+
 def not_quantised(model: Any) -> Any:
     """Parts of names of modules that bitsandbytes leaves out, since their block casts its input to the weight's dtype
     (T5's ``wo``); None without. ``HfQuantizer.get_modules_to_not_convert`` takes them from its caller."""
