@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -37,6 +38,12 @@ JsonTarget = Annotated[
 ]
 
 
+class Engine(StrEnum):
+    """What `toolkit config --for` writes files for."""
+
+    transformers = "transformers"
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         from toolkit.results import versions
@@ -62,12 +69,16 @@ def config(
     overrides: Overrides = None,
     output: Annotated[str | None, typer.Option("-o", "--output", metavar="DIR", help="folder for the files")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="print every derived value and its reason")] = False,
+    engine: Annotated[
+        Engine | None,
+        typer.Option("--for", help="transformers: for the Trainer on a model that from_pretrained splits"),
+    ] = None,
     json_target: JsonTarget = None,
 ) -> None:
     """Write a recipe's launch files. They are accelerate.yaml, deepspeed.json, training_args.json and launchers."""
     from toolkit.launch.command import config_command
 
-    config_command(recipe, overrides or [], output, explain, json_target)
+    config_command(recipe, overrides or [], output, explain, json_target, engine.value if engine else None)
 
 
 @app.command()

@@ -60,7 +60,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory, tiny_root: Path, launches:
     done = call("train", "r.yaml", "--json", "result.json", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "active: processes connected 2" in done.stdout
-    assert "WARNING" not in done.stdout + done.stderr, "the packages' chatter belongs into the logs"
+    chatter = re.findall("warning|deprecated", done.stdout + done.stderr, re.IGNORECASE)
+    assert chatter == [], "the packages' chatter belongs into the logs"
+    for log in (folder / "run/logs").glob("rank*.log"):
+        ours = re.findall(r"/toolkit/.*: \w*Warning: .*", log.read_text())
+        assert ours == [], "a call of ours makes a package warn"
     return folder
 
 

@@ -161,3 +161,84 @@ def test_keys_of_deepspeed(tmp_path: Path, section: dict[str, Any], outcome: str
     made = import_config([tmp_path / "sft.yaml", tmp_path / "ds.json"], ["data.format=text", "machine.processes=2"])
     assert next(key.outcome for key in made.keys if key.key in section) == outcome
     assert strategy(made)["name"] == "zero2"
+
+
+SPLITS: dict[str, tuple[dict[str, Any], int, dict[str, int] | None]] = {
+    "sharded": ({"fsdp_size": 4}, 4, None),
+    "copies": ({"fsdp_size": 2, "dp_replicate_size": 2}, 4, {"replicate": 2, "shard": 2}),
+    "layers": ({"fsdp_size": 2, "tp_size": 2}, 4, {"shard": 2, "tensor": 2}),
+    "experts within the shards": ({"fsdp_size": 8, "ep_size": 4}, 8, {"shard": 2, "expert": 4}),
+    "experts alone": ({"fsdp_size": 2, "ep_size": 2}, 2, {"expert": 2}),
+}
+
+
+def of_split(folder: Path, config: str = "", **split: Any) -> Any:
+    names = ["sft.yaml", "distributed_config.json"]
+    experts = {"model_type": "mixtral", "num_local_experts": 8, "hidden_size": 32, "intermediate_size": 64}
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text(json.dumps(experts if "ep_size" in split else {"model_type": "llama"}))
+    (folder / "sft.yaml").write_text(yaml.safe_dump(TRL | {"model_name_or_path": str(folder / "model")}))
+    (folder / "distributed_config.json").write_text(json.dumps(split))
+    if config:
+        (folder / "accelerate.yaml").write_text(config)
+        names.append("accelerate.yaml")
+    return import_config([folder / name for name in names], ["data.format=text"])
+
+
+@every_case("name", SPLITS)
+def test_a_model_that_transformers_splits_is_fsdp2_with_a_mesh(name: str, tmp_path: Path) -> None:
+    split, processes, mesh = SPLITS[name]
+    made = of_split(tmp_path, **split)
+    assert strategy(made) == {"name": "fsdp2"} | ({"mesh": mesh} if mesh else {})
+    assert made.recipe.machine.processes == processes
+    assert {key.outcome for key in made.keys if key.key in split} == {"carried"}
+
+
+def test_every_key_of_distributed_config_has_an_outcome(tmp_path: Path) -> None:
+    from transformers.distributed import DistributedConfig
+
+    whole = DistributedConfig(fsdp_size=2, fsdp_mixed_precision=True).to_dict() | {
+        "fsdp_plan": {"lm_head": "keep_full_weight"}, "pp_size": 2, "fsdp_sise": 2,
+    }  # fmt: skip
+    made = of_split(tmp_path, **whole)
+    outcomes = {key.key: key.outcome for key in made.keys}
+    assert set(whole) <= set(outcomes)
+    assert (outcomes["fsdp_plan"], outcomes["pp_size"], outcomes["fsdp_sise"]) == ("unsupported",) * 2 + ("unknown",)
+    assert outcomes["fsdp_mixed_precision"] == "carried"
+
+
+def test_accelerate_starts_processes_and_divides_nothing_beside_it(tmp_path: Path) -> None:
+    sizes = "parallelism_config: {parallelism_config_dp_shard_size: 4}\n"
+    made = of_split(tmp_path, DDP + "num_processes: 4\n" + sizes, fsdp_size=4, fsdp_mixed_precision=True)
+    assert strategy(made) == {"name": "fsdp2"}
+    assert (made.recipe.machine.processes, made.recipe.precision) == (4, "bf16")
+    [key] = [key for key in made.keys if key.key == "parallelism_config_dp_shard_size"]
+    assert (key.outcome, key.reason) == ("no-effect", "transformers splits the model (DistributedConfig)")
+
+
+def test_a_config_that_splits_nothing_leaves_the_launch_as_it_is(tmp_path: Path) -> None:
+    made = of_split(tmp_path, FSDP2 + "num_processes: 4\n", fsdp_size=1)
+    assert strategy(made)["name"] == "fsdp2"
+    assert made.recipe.machine.processes == 4
+
+
+def test_files_for_transformers_are_imported_as_the_recipe_they_were_written_from(tmp_path: Path) -> None:
+    from toolkit import write_config
+
+    recipe = {
+        "model": {"config": {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4}},
+        "tokenizer": {"path": "org/model"}, "data": {"train": "org/data"}, "precision": "bf16",
+        "optimizer": {"lr": 1e-3}, "batch": {"micro_size": 2, "accumulation": 2}, "run": {"max_steps": 10},
+        "strategy": {"name": "fsdp2", "mesh": {"replicate": 2, "shard": 2}}, "activation_checkpointing": "full",
+        "machine": {"device": "cuda", "processes": 4},
+    }  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    write_config(tmp_path / "recipe.yaml", tmp_path / "files", engine="transformers")
+    names = ("training_args.json", "distributed_config.json", "accelerate.yaml")
+    overrides = ["model.path=org/model", "data.train=org/data", "data.format=text", "precision=bf16"]
+    made = import_config([tmp_path / "files" / name for name in names], overrides)
+    again = made.recipe.model_dump(mode="json", exclude_unset=True)
+    assert again["strategy"] == recipe["strategy"]
+    assert again["machine"]["processes"] == 4
+    assert again["activation_checkpointing"] == "full"
+    assert (again["batch"]["micro_size"], again["batch"]["accumulation"]) == (2, 2)

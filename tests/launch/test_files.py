@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from jobs import resolved_from
 from tiny import recipe_dict
 from toolkit.launch.command import config_command, write_config
 from toolkit.launch.files import launch_files, write_files
+from toolkit.launch.training_args import training_args
 from toolkit.strategies import strategies
 
 CASES = [
@@ -97,6 +99,34 @@ def test_the_real_packages_accept_them(
 
         arguments = json.loads(files["training_args.json"]) | {"use_cpu": True, "output_dir": str(tmp_path)}
         assert TrainingArguments(**arguments).warmup_steps == 2
+
+
+@every_case("strategy", ["ddp", "zero1", "zero3", "fsdp1", "fsdp2"])
+def test_the_installed_transformers_takes_the_arguments_without_a_warning(strategy: str, tiny_root: Path) -> None:
+    from transformers import TrainingArguments
+
+    recipe = recipe_dict(tiny_root, strategy={"name": strategy}, activation_checkpointing="full", precision="fp32")
+    arguments = training_args(resolved_from(recipe)) | {"use_cpu": True}
+    assert arguments["activation_checkpointing"] is True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        taken = TrainingArguments(**arguments)
+    assert taken.activation_checkpointing
+    assert taken.activation_checkpointing_kwargs == {"use_reentrant": False}
+
+
+def test_before_the_new_name_of_recomputation_the_old_one_is_written(
+    tiny_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "class TrainingArguments:\n    gradient_checkpointing: bool = field(default=False)\n"
+    monkeypatch.setattr("toolkit.upstream.replacement.source_of", lambda package, file: source)
+    resolved = resolved_from(recipe_dict(tiny_root, strategy={"name": "zero2"}, activation_checkpointing="full"))
+    arguments = training_args(resolved)
+    assert arguments["gradient_checkpointing"] is True
+    assert arguments["gradient_checkpointing_kwargs"] == {"use_reentrant": False}
+    assert not any(name.startswith("activation_checkpointing") for name in arguments)
+    [decision] = [d for d in resolved.decisions if d.key == "training_args.activation_checkpointing"]
+    assert decision.value == "gradient_checkpointing"
 
 
 @pytest.mark.usefixtures("launches")

@@ -8,6 +8,8 @@ import pytest
 
 from tests.lint.folder import put
 from toolkit.linting.engine import check
+from toolkit.linting.evidence import refuted
+from toolkit.linting.evidence_table import TABLE
 from toolkit.linting.files.load import load
 from toolkit.linting.fix import plan
 from toolkit.linting.model import Rule
@@ -30,6 +32,8 @@ def test_rules(letters: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, su
 def check_rule(rule: Rule) -> None:
     assert all((rule.title, rule.source, rule.fails, rule.passes)), "a rule explains itself"
 
+    if refuted(rule.code, TABLE.get(rule.code, ())):
+        pytest.skip("its fact does not hold in the installed version")
     failing = load(put(rule.fails))
     report = check(failing, reader=rule.reader)
     found = [finding for finding in report.findings if finding.code == rule.code]

@@ -1,5 +1,5 @@
-"""Strategy, processes and nodes, from accelerate's YAML, a DeepSpeed JSON and the launcher's flags (accelerate 1.15.0,
-DeepSpeed 0.19.8)."""
+"""Strategy, processes and nodes, from accelerate's YAML, a DeepSpeed JSON, transformers' DistributedConfig and the
+launcher's flags (accelerate 1.15.0, DeepSpeed 0.19.8, transformers 5.23.0)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolkit.importing import parallel
+from toolkit.importing import parallel, split
 from toolkit.importing.draft import Draft
 from toolkit.importing.outcome import Key, Outcome
 from toolkit.importing.table import words
@@ -48,7 +48,8 @@ class Launch:
     """DeepSpeed's AutoTP, and into how many parts."""
 
     def read(self, sources: list[Source]) -> None:
-        """Read every source of kind ``launch``, ``accelerate`` and ``deepspeed``; then write strategy and machine."""
+        """Read every source of kind ``launch``, ``accelerate``, ``deepspeed`` and ``distributed``; then write
+        strategy and machine."""
         readers: dict[str, Callable[[Source], None]] = {
             "accelerate": self._accelerate,
             "launch": self._flags,
@@ -58,7 +59,27 @@ class Launch:
             for source in sources:
                 if source.kind == kind:
                     reader(source)
-        self._finish(sources)
+        if not self._splits(sources):
+            self._finish(sources)
+
+    def _splits(self, sources: list[Source]) -> bool:
+        """Whether transformers splits the model; the launch then starts processes alone."""
+        for source in sources:
+            found = split.read(self.draft, source) if source.kind == "distributed" else None
+            if found is not None:
+                self.amp = found.amp or self.amp
+                self._replaced(sources)
+                return True
+        return False
+
+    def _replaced(self, sources: list[Source]) -> None:
+        """What accelerate or DeepSpeed would divide is not theirs where transformers splits the model."""
+        reason = "transformers splits the model (DistributedConfig)"
+        for source in sources:
+            for entry in source.section("parallelism_config").values() if source.kind == "accelerate" else ():
+                self._note(source, entry, "no-effect", reason)
+        if self.divided is not None:
+            self._note(*self.divided[:2], "unsupported", f"AutoTP, where {reason}")
 
     def _note(self, source: Source, entry: Entry, outcome: Outcome, reason: str, recipe: str = "") -> None:
         key = Key(

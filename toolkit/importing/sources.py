@@ -65,7 +65,7 @@ def find(paths: list[str]) -> Subject:
     written: dict[str, Written] = {}
     for source in (*named, first):  # the command line overrides the file that it names
         written |= _written(source)
-    beside = [source for source in sources if source.kind in ("accelerate", "deepspeed", "launch")]
+    beside = [source for source in sources if source.kind in ("accelerate", "deepspeed", "launch", "distributed")]
     where = first.place(first.root.start) if first.open else None
     return Subject(tool, first.path, written, beside, _script(first), _subcommand(first), where)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from toolkit.errors import InputError
 from toolkit.launch.files import SCRIPTS, accelerate_leaves_apart, launch_files, write_files
+from toolkit.launch.split_files import split_files, split_notes
 from toolkit.recipe.load import recipe_from, recipe_yaml, source_of
 from toolkit.recipe.needs import why_no_tokenizer
 from toolkit.recipe.preflight import check_known
@@ -19,12 +20,17 @@ from toolkit.strategies import resolve
 
 
 def config_command(
-    recipe_file: str, overrides: Sequence[str], output: str | None, explain: bool, json_target: str | None
+    recipe_file: str,
+    overrides: Sequence[str],
+    output: str | None,
+    explain: bool,
+    json_target: str | None,
+    engine: str | None = None,
 ) -> None:
-    """Write the launch files of ``recipe_file`` into ``output``; raises InputError."""
+    """Write the launch files of ``recipe_file`` into ``output``, for ``engine``; raises InputError."""
     if output is None and not explain and json_target is None:
         raise InputError("toolkit config: give -o DIR to write the files, or --explain to see the derived values")
-    configuration = write_config(recipe_file, output, overrides=overrides)
+    configuration = write_config(recipe_file, output, overrides=overrides, engine=engine)
     resolved = configuration.resolved
     lines = []
     if explain:
@@ -39,7 +45,7 @@ def config_command(
                 "note: machine.device: cpu: without a GPU accelerate does not connect the processes of your own "
                 f"scripts; start them with {shlex.quote(f'{output}/{SCRIPTS}')} SCRIPT"
             )
-        lines.append(f"next: {_next(resolved, output, [recipe_file, *overrides])}")
+        lines.append(f"next: {_next(resolved, output, [recipe_file, *overrides], engine)}")
     if json_target != "-":
         print("\n".join(lines))
     if json_target:
@@ -62,21 +68,32 @@ class Configuration(CommandResult):
 
 
 def write_config(
-    recipe: str | Path | Recipe, folder: str | Path | None, *, overrides: Sequence[str] = ()
+    recipe: str | Path | Recipe,
+    folder: str | Path | None,
+    *,
+    overrides: Sequence[str] = (),
+    engine: str | None = None,
 ) -> Configuration:
     """Write accelerate.yaml, training_args.json, launch.sh and the strategy's own files into ``folder`` (None: decide
-    only). A recipe that is an object is written beside them, as recipe.yaml.
+    only). A recipe that is an object is written beside them, as recipe.yaml. ``engine``: ``transformers`` writes the
+    files for its Trainer on a model that from_pretrained splits.
 
     Raises InputError if the recipe or the folder cannot be used.
     """
     result = Result("config")
     resolved = resolve(recipe_from(recipe, overrides), source_of(recipe))
     notes = check_known(resolved)
+    if engine is not None:
+        notes = [*notes, *split_notes(resolved)]  # refuses what such files cannot say, also where none are written
     paths: list[Path] = []
     if folder is not None:
         own = isinstance(recipe, Recipe)
         recipe_file = str(Path(folder) / "recipe.yaml") if own else str(recipe)
-        files = launch_files(resolved, folder, recipe_file, overrides, stay=True)
+        files = (
+            launch_files(resolved, folder, recipe_file, overrides, stay=True)
+            if engine is None
+            else split_files(resolved, folder)
+        )
         if isinstance(recipe, Recipe):
             files["recipe.yaml"] = recipe_yaml(recipe)
         try:
@@ -93,7 +110,11 @@ def write_config(
     return Configuration(document, 0, resolved, tuple(paths), tuple(notes))
 
 
-def _next(resolved: Resolved, output: str, arguments: Sequence[str]) -> str:
+def _next(resolved: Resolved, output: str, arguments: Sequence[str], engine: str | None) -> str:
+    if engine is not None:
+        accelerate = f"accelerate launch --config_file {shlex.quote(f'{output}/accelerate.yaml')}"
+        start = shlex.quote(f"{output}/{SCRIPTS}") if accelerate_leaves_apart(resolved) else accelerate
+        return f"{start} SCRIPT"
     if resolved.recipe.machine.nodes > 1:
         slurm, hosts = (shlex.quote(f"{output}/{name}") for name in ("slurm.sbatch", "launch-hosts.sh"))
         return f"sbatch {slurm}, or {hosts} HOST ..."

@@ -38,14 +38,14 @@ def launch_files(
     home = _home(folder, recipe_file)
     files = {
         "accelerate.yaml": _accelerate_yaml(resolved, Path(folder).absolute() if stay else folder),
-        "training_args.json": _json(training_args(resolved)),
+        "training_args.json": as_json(training_args(resolved)),
         "launch.sh": launch_script(resolved, recipe_file, overrides, home),
     }
     if accelerate_leaves_apart(resolved):
         files[SCRIPTS] = own_script(resolved)
     deepspeed = strategy_of(resolved).deepspeed_config(resolved)
     if deepspeed is not None:
-        files["deepspeed.json"] = _json(deepspeed)
+        files["deepspeed.json"] = as_json(deepspeed)
     if resolved.recipe.machine.nodes > 1:
         files["slurm.sbatch"] = slurm_script(resolved, folder)
         files["launch-hosts.sh"] = hosts_script(
@@ -307,5 +307,6 @@ def parts(resolved: Resolved) -> str:
     return f"{resolved.data_size} data-parallel ranks"
 
 
-def _json(value: Any) -> str:
+def as_json(value: Any) -> str:
+    """A file's contents."""
     return json.dumps(value, indent=2) + "\n"

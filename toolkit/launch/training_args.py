@@ -7,6 +7,7 @@ from typing import Any
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.rates import decay_steps, why_no_wsd
 from toolkit.recipe.resolve import Resolved
+from toolkit.upstream.transformers import checkpointing_argument
 
 
 def training_args(resolved: Resolved) -> dict[str, Any]:
@@ -44,11 +45,11 @@ def training_args(resolved: Resolved) -> dict[str, Any]:
         "report_to": list(run.trackers) or ["none"],
     }
     if recipe.activation_checkpointing != "none":
-        # transformers 5.17 knows this name alone; later 5.x call it activation_checkpointing and take both.
         # With adapters under ZeRO-3 the Trainer's non-reentrant checkpoints end in a CheckpointError (peft 0.21.2,
         # deepspeed 0.19.8); elsewhere reentrant ones pass no gradient to an adapter.
         reentrant = resolved.traits.reentrant_adapters and recipe.adapter is not None
-        arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
+        name = checkpointing_argument()
+        arguments |= {name: True, f"{name}_kwargs": {"use_reentrant": reentrant}}
     if resolved.accumulation > 1 and resolved.traits.other_sync and resolved.reduces_each_micro_batch:
         # Else the Trainer reduces after the last micro-batch alone: whole gradients, which FSDP1 adds up in 16 bits.
         arguments["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}

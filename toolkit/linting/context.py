@@ -15,7 +15,7 @@ from toolkit.linting.model import Diagnostic, Reader, Setting
 from toolkit.linting.readers import infer_reader
 
 TRL_CONFIGS = ("dpo", "grpo", "kto", "reward", "rloo", "sft")
-_KINDS = ("accelerate", "deepspeed", "args", "peft", "launch", "tool")
+_KINDS = ("accelerate", "deepspeed", "args", "peft", "launch", "tool", "distributed")
 
 # Keys that say that adapters are trained: of TRL's ModelConfig and alignment-handbook, and with a choice those of
 # LLaMA-Factory, Axolotl and ms-swift.
@@ -38,7 +38,7 @@ class LintContext:
         for source in sources:
             by_kind.setdefault(source.kind, source)
         self.kinds = set(by_kind)
-        self.accelerate, self.deepspeed, self.args, self.peft, self.launch, self.tool = (
+        self.accelerate, self.deepspeed, self.args, self.peft, self.launch, self.tool, self.distributed = (
             by_kind.get(kind) or empty(kind) for kind in _KINDS
         )
         led = arguments_of(self.tool) if "tool" in self.kinds and "args" not in self.kinds else None
@@ -81,6 +81,10 @@ class LintContext:
     def lora_key(self, key: str) -> Setting | None:
         """A key of a PEFT adapter config."""
         return self._in(self.peft, key)
+
+    def split(self, key: str) -> Setting | None:
+        """A key of transformers' DistributedConfig."""
+        return self._in(self.distributed, key)
 
     @staticmethod
     def _in(source: Source, key: str) -> Setting | None:

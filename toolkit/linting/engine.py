@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 
 from toolkit.errors import Place
 from toolkit.linting.context import LintContext
+from toolkit.linting.evidence import doubt, refuted
+from toolkit.linting.evidence_table import TABLE
 from toolkit.linting.files.load import Loaded, load
 from toolkit.linting.files.tree import Source
-from toolkit.linting.model import Diagnostic, Finding, Reader, Rule
+from toolkit.linting.model import Diagnostic, Finding, Reader, Rule, Severity
 from toolkit.linting.registry import all_rules
 
 _ALLOW = re.compile(r"#\s*toolkit:\s*allow(-file)?\s+([A-Z0-9, ]+)")
@@ -125,11 +127,21 @@ def _finding(rule: Rule, diagnostic: Diagnostic, context: LintContext) -> Findin
     line = source.line_text(place.line) if place.line else ""
     severity, fix = diagnostic.severity or rule.severity, diagnostic.fix
     if not context.args.certain and rule.code.startswith(_ABOUT_ARGUMENTS):
-        severity, fix = "warning" if severity == "error" else severity, None
+        severity, fix = _at_most_warning(severity), None
     if _allowed(source, rule.code, place, key):
         return None
+    evidence = TABLE.get(rule.code, ())
+    if refuted(rule.code, evidence):
+        return None
+    unconfirmed = doubt(rule.code, evidence)
+    if unconfirmed:
+        severity, fix = _at_most_warning(severity), None
     reader = source.tool or context.reader
-    return Finding(rule.code, severity, place, width, key, diagnostic.message, fix, line, reader)
+    return Finding(rule.code, severity, place, width, key, diagnostic.message + unconfirmed, fix, line, reader)
+
+
+def _at_most_warning(severity: Severity) -> Severity:
+    return "warning" if severity == "error" else severity
 
 
 def _head(source: Source) -> Place:

@@ -8,6 +8,7 @@ from typing import Any
 from toolkit.linting.model import Files
 
 ACCELERATE, DEEPSPEED, ARGUMENTS, ADAPTER = "accelerate.yaml", "ds.json", "args.json", "adapter_config.json"
+DISTRIBUTED = "distributed_config.json"
 
 
 def acc(*lines: str) -> Files:
@@ -72,6 +73,11 @@ def lora(**keys: Any) -> Files:
     """A PEFT adapter config."""
     content = {"peft_type": "LORA", "r": 16, "lora_alpha": 32, "target_modules": "all-linear", **keys}
     return {ADAPTER: json.dumps(content, indent=2) + "\n"}
+
+
+def distributed(**keys: Any) -> Files:
+    """transformers' DistributedConfig as JSON."""
+    return {DISTRIBUTED: json.dumps(keys, indent=2) + "\n"}
 
 
 def shell(*lines: str) -> Files:

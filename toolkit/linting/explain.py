@@ -6,8 +6,9 @@ import textwrap
 from typing import Any
 
 from toolkit.errors import InputError
-from toolkit.linting import layers
+from toolkit.linting import evidence, layers
 from toolkit.linting.engine import contexts
+from toolkit.linting.evidence_table import TABLE
 from toolkit.linting.files.load import load
 from toolkit.linting.model import Files
 from toolkit.linting.near import meant, nearest
@@ -28,13 +29,18 @@ def code(wanted: str, columns: int = 100) -> tuple[str, dict[str, Any]]:
     lines += ["fails:", *_example(rule.fails), "", "passes:", *_example(rule.passes), ""]
     if rule.reader:
         lines += [f"(checked with --reader {rule.reader})", ""]
-    lines += [*textwrap.wrap(f"source: {rule.source}", columns), f"to allow it: # toolkit: allow {rule.code}"]
+    checked = evidence.described(rule.code, TABLE.get(rule.code, ()), rule.source)
+    lines += textwrap.wrap(f"source: {rule.source}", columns)
+    for line in checked:
+        lines += textwrap.wrap(line, columns, subsequent_indent="  ")
+    lines.append(f"to allow it: # toolkit: allow {rule.code}")
     data = {
         "code": rule.code,
         "severity": rule.severity,
         "title": rule.title,
         "reason": rule.reason,
         "source": rule.source,
+        "checked": checked,
         "fails": rule.fails,
         "passes": rule.passes,
     }

@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from toolkit.linting import keys
+from toolkit.linting.installed import installed_before
 from toolkit.migration.meaning import Meaning
 
 KEPT = (
@@ -74,8 +76,9 @@ def deepspeed(meaning: Meaning, stage: int) -> dict[str, Any]:
     if meaning.offload and stage != 3:
         meaning.refuse("fsdp_offload_params", f"ZeRO-{stage} cannot offload weights: zero3 can")
     if meaning.checkpointing:
-        meaning.argument("gradient_checkpointing", True, "fsdp_activation_checkpointing")
-        meaning.note("fsdp_activation_checkpointing", "becomes gradient_checkpointing of the training arguments")
+        name = _checkpointing_argument()
+        meaning.argument(name, True, "fsdp_activation_checkpointing")
+        meaning.note("fsdp_activation_checkpointing", f"becomes {name} of the training arguments")
     meaning.note("fsdp_auto_wrap_policy", "DeepSpeed needs no wrapping")
     # Without training arguments the script decides: "auto" becomes the Accelerator's or the Trainer's number.
     steps = meaning.arguments.get("gradient_accumulation_steps", 1 if meaning.arguments else "auto")
@@ -102,6 +105,13 @@ def deepspeed(meaning: Meaning, stage: int) -> dict[str, Any]:
     if meaning.precision in ("bf16", "fp16"):
         meaning.argument(meaning.precision, True, "mixed_precision")
     return _top(meaning, "DEEPSPEED") | {"deepspeed_config": section}
+
+
+def _checkpointing_argument() -> str:
+    """The installed transformers' name; the newest name where none is installed."""
+    new = "activation_checkpointing"
+    since = keys.section("transformers", "")[new].since
+    return "gradient_checkpointing" if since and installed_before("transformers", since) else new
 
 
 def _top(meaning: Meaning, kind: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from toolkit.recipe.schema import Batch, Recipe
 from toolkit.recipe.tokenizer_facts import added_tokens
 from toolkit.recipe.traits import Traits
 from toolkit.tasks import task_of
+from toolkit.upstream.transformers import checkpointing_argument
 
 
 def resolve_values(
@@ -96,6 +97,9 @@ def _options(recipe: Recipe, blocks: tuple[str, ...], decide: Decisions) -> None
         decide(
             "compile", ", ".join(blocks), "each block; not in training_args.json: the Trainer compiles the whole model"
         )
+    if recipe.activation_checkpointing != "none":
+        why = "the installed transformers' name: activation_checkpointing from 5.23 on, before gradient_checkpointing"
+        decide("training_args.activation_checkpointing", checkpointing_argument(), why)
     if recipe.fp8:
         decide("fp8", "e4m3, gradients e5m2", "one dynamic scale per tensor; not in training_args.json")
     if (reason := why_no_tokenizer(recipe)) is not None:

@@ -1,4 +1,5 @@
-"""The private names of transformers that the toolkit uses. Imports it where a function is called, not before."""
+"""The private names of transformers that the toolkit uses, and a public one that its versions differ in. Imports it
+where a function is called, not before."""
 
 from __future__ import annotations
 
@@ -27,6 +28,21 @@ def loading_by(load: Callable[..., Any]) -> Iterator[bool]:
     replaced = staticmethod(lambda *args, **options: load(own, *args, **options))
     with mock.patch.object(PreTrainedModel, _LOADS.rpartition(".")[2], replaced):
         yield True
+
+
+def checkpointing_argument() -> str:
+    """The name of TrainingArguments for recomputing blocks. transformers 5.23 has given it a new one and warns of the
+    old; 5.22 and older have the old one alone, and reject the new."""
+    new, old = "activation_checkpointing", "gradient_checkpointing"
+    return old if unwritten("transformers", "training_args.py", f"{new}: bool") else new
+
+
+def why_trainer_takes_no_split(*, adapter: bool) -> str:
+    """Why the installed Trainer does not train a model that ``from_pretrained(distributed_config=...)`` has split, in
+    words; "" where it does. ``adapter``: one is added after loading, whose gradients the Trainer has to average."""
+    names = ["is_distributed_loading_by_transformers", *(["_sync_replicated_trainable_parameters"] if adapter else [])]
+    absent = unwritten("transformers", "trainer.py", *names)
+    return absent and f"{absent}: its Trainer does not take {'adapters on ' * adapter}models that it has split"
 
 
 def not_quantised(model: Any) -> Any:

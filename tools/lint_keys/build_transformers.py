@@ -15,6 +15,7 @@ from tools.lint_keys.spy import SpyDict
 def read() -> Table:
     """TrainingArguments, the extra fields of Seq2SeqTrainingArguments, and the nested sections."""
     from transformers import Seq2SeqTrainingArguments, TrainingArguments
+    from transformers.distributed import DistributedConfig
     from transformers.trainer_pt_utils import AcceleratorConfig
 
     base = from_dataclass(TrainingArguments)
@@ -33,6 +34,7 @@ def read() -> Table:
         "": base,
         "seq2seq": {key: entry for key, entry in sequence.items() if key not in base},
         "accelerator_config": from_dataclass(AcceleratorConfig),
+        "distributed_config": from_dataclass(DistributedConfig),
         "layer_classes": _layer_classes(),
         "fsdp_config": {key: {"types": ["any"]} for key in sorted(_fsdp_keys(TrainingArguments))},
     }

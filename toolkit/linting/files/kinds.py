@@ -28,7 +28,14 @@ _MARKS = {
     },
     "deepspeed": {"zero_optimization", "train_micro_batch_size_per_gpu", "zero_allow_untested_optimizer"},
     "peft": {"peft_type", "lora_alpha", "base_model_name_or_path"},
-}
+    # transformers' DistributedConfig, as its to_json_file writes it.
+    "distributed": {
+        "fsdp_size", "fsdp_plan", "fsdp_cpu_offload", "fsdp_mixed_precision", "ep_size", "ep_plan", "ep_implementation",
+        "enable_expert_parallel", "enable_sequence_parallel",
+    },
+}  # fmt: skip
+# Where the keys of a kind are listed that has no package of its own name.
+_SECTIONS = {"args": ("transformers", ""), "distributed": ("transformers", "distributed_config")}
 # Names that two kinds share and that differ in the shape of the value.
 _SECTIONS_OF_DEEPSPEED = {"fp16", "bf16", "optimizer", "scheduler", "zero_optimization"}
 # Arguments of the example scripts of transformers, beside the training arguments.
@@ -106,8 +113,7 @@ def known_to_scripts() -> set[str]:
 
 
 def _score(kind: str, root: Node) -> int:
-    package = "transformers" if kind == "args" else kind
-    known = keys.section(package, "")
+    known = keys.section(*_SECTIONS.get(kind, (kind, "")))
     score = 0
     for key, entry in (root.entries or {}).items():
         mapping = entry.node.entries is not None
