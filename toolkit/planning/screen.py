@@ -12,7 +12,6 @@ from toolkit.planning.choice import choose, why_chosen
 from toolkit.planning.hardware import GIB
 from toolkit.planning.scale import fastest_of_each
 from toolkit.planning.search import Search
-from toolkit.recipe.load import source_of
 from toolkit.terminal import coloured, fitted, paint, timed, width
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def screen(
         told.append(f"{_of_times(search)}, see docs/planning.md")
     if chosen is not None:
         done = f"wrote {request.output} · " if request.output else ""
-        file = source_of(request.recipe)
+        file = request.source
         follow = request.output or (file if file.endswith((".yaml", ".yml")) else "-o recipe.yaml")
         told.append(f"{done}next: toolkit verify {follow}" if follow != "-o recipe.yaml" else
                     "next: add -o recipe.yaml, then toolkit verify recipe.yaml")  # fmt: skip
