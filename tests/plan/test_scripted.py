@@ -67,7 +67,7 @@ def test_a_loop_with_accelerate_is_read_from_its_calls() -> None:
     scripted = read("accelerate_lora")
     values = scripted.values
     assert scripted.loop == "accelerate"
-    assert set(scripted.habits) == {"kernel=fused", "float32_base=true"}
+    assert set(scripted.habits) == {"kernel=fused", "float32_base=true", "eval_micro=16"}
     assert values["model"]["path"] == "Qwen/Qwen2.5-0.5B", "of a dataclass's field"
     assert values["batch"] == {"micro_size": 4, "accumulation": 4}, "the loader that trains"
     assert (values["adapter"]["r"], values["adapter"]["target_modules"]) == (16, "all-linear")
@@ -102,7 +102,7 @@ def test_a_loop_of_ones_own_is_read_from_its_calls() -> None:
         (
             "accelerate_lora",
             "accelerate",
-            ("kernel=fused", "float32_base=true"),
+            ("kernel=fused", "float32_base=true", "eval_micro=16"),
             {
                 "adapter": {"method": "lora", "r": 16, "alpha": 32.0, "target_modules": "all-linear"},
                 "data": {"train": "x", "max_length": 256},
@@ -259,6 +259,43 @@ def test_precision_follows_from_the_dtype_of_the_weights_and_autocast(
     scripted = read_script(str(file), (), (), 1)
     assert scripted.values["precision"] == precision
     assert set(scripted.habits) == habits
+
+
+@every_case(
+    ("arguments", "trainer", "habits"),
+    [
+        ("", "", set()),
+        ("eval_strategy='no', per_device_eval_batch_size=16", "", set()),
+        ("eval_strategy='steps', per_device_eval_batch_size=16", "", {"eval_micro=16"}),
+        ("evaluation_strategy='epoch'", "", {"eval_micro=8"}),
+        ("eval_strategy='epoch', eval_accumulation_steps=4", "compute_metrics=score", {"eval_micro=8", "eval_kept=4"}),
+        ("eval_strategy='epoch'", "compute_metrics=None", {"eval_micro=8"}),
+        ("eval_strategy='epoch', prediction_loss_only=True", "compute_metrics=score", {"eval_micro=8"}),
+        ("eval_strategy='epoch', batch_eval_metrics=True", "compute_metrics=score", {"eval_micro=8", "eval_kept=1"}),
+        (
+            "eval_strategy='epoch'",
+            "compute_metrics=score, preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1)",
+            {"eval_micro=8"},
+        ),
+        ("eval_strategy='epoch'", "compute_metrics=score", None),
+    ],
+)
+def test_an_evaluation_is_read_with_what_stays_of_it(
+    arguments: str, trainer: str, habits: set[str] | None, tmp_path: Path
+) -> None:
+    text = (
+        HEAD + MODEL.replace("bfloat16", "float32") + ROWS + ARGUMENTS.replace("bf16=True", f"bf16=True, {arguments}")
+    )
+    file = tmp_path / "train.py"
+    file.write_text(f"{text}Trainer(model, arguments, train_dataset=rows, {trainer}).train()\n")
+    if habits is not None:
+        assert set(read_script(str(file), (), (), 1).habits) == habits
+        return
+    with pytest.raises(
+        InputError, match=r"compute_metrics has the logits of all held-out .*--loop-set eval_kept=BATCHES"
+    ):
+        read_script(str(file), (), (), 1)
+    assert "eval_micro=8" in read_script(str(file), (), ("eval_kept",), 1).habits
 
 
 def test_a_deepspeed_file_and_several_processes_decide_the_strategy(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def plan(
         typer.Option(
             metavar="KEY=VALUE",
             help="a habit of that loop: held_outputs, autocast, prepare_for_kbit, float32_base, double_quant, "
-            "reentrant (true or false), kernel (fused or foreach)",
+            "reentrant (true or false), kernel (fused or foreach), eval_micro, eval_kept (numbers)",
         ),
     ] = None,
     fit: Annotated[

@@ -47,6 +47,8 @@ OPTIONS = {
     "deepspeed": ("strategy.name=zero1, zero2 or zero3", ("strategy.name", "strategy")),
     "fsdp": ("strategy.name=fsdp1 or fsdp2", ("strategy.name", "strategy")),
     "reentrant": ("--loop-set reentrant=true or false", ("reentrant",)),
+    "eval_micro": ("--loop-set eval_micro=ROWS, 0 without an evaluation", ("eval_micro",)),
+    "eval_kept": ("--loop-set eval_kept=BATCHES", ("eval_kept",)),
     "double_quant": ("--loop-set double_quant=true or false", ("double_quant",)),
 }  # fmt: skip
 """For each setting of a script that a plan depends on: the option that gives it, and the keys that this sets."""

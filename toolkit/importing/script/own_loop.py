@@ -53,8 +53,8 @@ def _optimizer(settings: Settings) -> None:
 
 
 def _batches(settings: Settings) -> None:
-    loaders = [call for call in settings.script.called("DataLoader") if "batch_size" in call.arguments]
-    training = [call for call in loaders if not _evaluates(settings.script, call)]
+    evaluating = evaluating_loaders(settings.script)
+    training = [call for call in _loaders(settings.script) if call not in evaluating]
     sizes = {(call.arguments["batch_size"].value, call.arguments["batch_size"].unread) for call in training}
     if not training:
         settings.miss("per_device_train_batch_size", None, "no DataLoader with a batch_size")
@@ -63,6 +63,15 @@ def _batches(settings: Settings) -> None:
         settings.miss("per_device_train_batch_size", training[0].line, f"DataLoaders of several sizes, lines {lines}")
     else:
         settings.take("per_device_train_batch_size", training[0].arguments["batch_size"])
+
+
+def _loaders(script: Script) -> list[Call]:
+    return [call for call in script.called("DataLoader") if "batch_size" in call.arguments]
+
+
+def evaluating_loaders(script: Script) -> list[Call]:
+    """The DataLoaders of held-out rows."""
+    return [call for call in _loaders(script) if _evaluates(script, call)]
 
 
 def _evaluates(script: Script, call: Call) -> bool:
