@@ -92,6 +92,11 @@ def screen(
         told.append(one.storage.line(request.disk))
     if not one.fits:
         told += ["", f"{one.label} {paint('does not fit', 'red', colour)}: {one.reason}"]
+        if one.expected <= one.usable:
+            told.append(
+                f"only the upper end of the interval does not fit: {one.expected / GIB:.1f} GiB are expected, so that "
+                "it may run, slower where the allocator has to free its cache"
+            )
         told.append(
             f"to make it fit: {change}"
             if change
