@@ -186,7 +186,7 @@ def prove(
 
 
 def plan(
-    recipe: RecipeLike,
+    recipe: RecipeLike | None = None,
     overrides: Sequence[str] = (),
     *,
     gpu: str | None = None,
@@ -197,8 +197,9 @@ def plan(
     every: bool = False,
     scale: bool = False,
     calibrate: bool = False,
-    loop: str = "toolkit",
+    loop: str | None = None,
     loop_set: Sequence[str] = (),
+    script: str | Path | None = None,
     fit: Sequence[str] = (),
     explain: bool = False,
     price: Sequence[str] = (),
@@ -212,22 +213,23 @@ def plan(
 ) -> Planned:
     """Predict peak memory and time of every strategy, and choose the fastest that fits.
 
-    ``recipe`` may also be a model's config.json, folder or hub id. ``gpu``: a name of the device table, for example
-    h100, or ``memory``: GiB per device. ``gpus``, ``nodes``: override the recipe's. ``headroom``: fraction of the
-    memory to keep free. ``every``: keep candidates that cannot win. ``scale``: predict 1 to 1,024 devices.
-    ``calibrate``: measure the rates of this machine. ``loop``: whose training loop, of those of ``--loop``.
-    ``loop_set``: its habits, «held_outputs=true». ``fit``: inverse questions, of length, micro, model, gpus and
-    gpu. ``explain``: where the bytes are. ``price``: of an hour of a device, «2.5», «h100=2.5» or a YAML file of
-    them. ``images``, ``image_size``: images per row, and their width and height in pixels, «1024x768», for models
-    that see. ``disk``: GB/s of a node's disk, for the seconds of loading, saving and resuming. ``lora``, ``qlora``:
-    the rank of an adapter, for a model without a recipe. ``tokens``: of the training data, which the run reads
-    ``epochs`` times.
+    ``recipe`` may also be a model's config.json, folder or hub id. ``script``: a training script, whose settings
+    are read from its text in place of a recipe; ``recipe`` is then a model in place of the script's, or None.
+    ``gpu``: a name of the device table, for example h100, or ``memory``: GiB per device. ``gpus``, ``nodes``:
+    override the recipe's. ``headroom``: fraction of the memory to keep free. ``every``: keep candidates that cannot
+    win. ``scale``: predict 1 to 1,024 devices. ``calibrate``: measure the rates of this machine. ``loop``: whose
+    training loop, of those of ``--loop``. ``loop_set``: its habits, «held_outputs=true». ``fit``: inverse
+    questions, of length, micro, model, gpus and gpu. ``explain``: where the bytes are. ``price``: of an hour of a
+    device, «2.5», «h100=2.5» or a YAML file of them. ``images``, ``image_size``: images per row, and their width
+    and height in pixels, «1024x768», for models that see. ``disk``: GB/s of a node's disk, for the seconds of
+    loading, saving and resuming. ``lora``, ``qlora``: the rank of an adapter, for a model without a recipe.
+    ``tokens``: of the training data, which the run reads ``epochs`` times.
 
     Raises InputError if the input cannot be used, RunFailed if calibration fails.
     """
     from toolkit.planning.command import Request, make_plan
 
-    source = recipe if isinstance(recipe, Recipe) else str(recipe)
+    source = recipe if recipe is None or isinstance(recipe, Recipe) else str(recipe)
     return make_plan(
         Request(
             source,
@@ -242,6 +244,7 @@ def plan(
             calibrate=calibrate,
             loop=loop,
             loop_set=tuple(loop_set),
+            script=None if script is None else str(script),
             fit=tuple(fit),
             explain=explain,
             price=tuple(price),

@@ -16,6 +16,7 @@ from toolkit.planning.command import Planned, Request, make_plan
 from toolkit.planning.hardware import devices
 from toolkit.planning.layers import repeated, with_layers
 from toolkit.planning.questions import largest
+from toolkit.planning.screen import screen
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 
@@ -181,3 +182,22 @@ def test_devices_are_no_question_for_a_cpu(config: str) -> None:
 
 def test_a_price_without_a_name_is_of_the_device() -> None:
     assert prices_of(["2.5", "H100=4"], "16 GiB", devices()) == {"16 GiB": 2.5, "h100": 4.0}
+
+
+def test_what_fits_by_the_expected_value_is_beside_the_answer_by_the_upper_end(tmp_path: Path) -> None:
+    """The number is from a line through two sizes: the plan of it expects what is usable, to a twentieth."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA | {"max_position_embeddings": 1 << 20}))
+    plan = make_plan(Request(str(file), memory=2.0, fit=("length",), cache=False))
+    [row] = plan.to_json()["fit"]
+    assert row["expected_answer"] > row["answer"]
+    assert f"about {row['expected_answer']:,} by its expected value" in row["text"]
+    search = plan.search
+    longer = search.candidate(search.asked, planner=search.planner.of_length(row["expected_answer"]))
+    assert not longer.fits
+    assert longer.expected == pytest.approx(longer.usable, rel=0.05)
+    told = " ".join(screen(search, [longer], None, None, Request(str(file)), None, columns=200))
+    assert "only the upper end of the interval does not fit" in told
+    assert "only the upper end" not in " ".join(
+        screen(search, [plan.candidates[0]], None, None, Request(str(file)), None, columns=200)
+    )

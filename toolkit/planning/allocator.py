@@ -77,7 +77,7 @@ class Parts:
         """Those of a predicted step on a device of the table."""
         phases = memory.phases
         more = phases.get("loss", 0) - phases.get("forward", 0)
-        highest = max(phases.get(name, 0) for name in ("forward", "loss", "backward", "reduce"))
+        highest = max(phases.get(name, 0) for name in ("forward", "loss", "backward", "reduce", "evaluate"))
         passes, update = max(0, highest - memory.held), max(0, phases.get("step", 0) - memory.held)
         beyond = context(device) + nccl(ranks)
         return cls(memory.peak + workspaces(device), passes, max(0, more), min(passes, update), beyond, sharded)

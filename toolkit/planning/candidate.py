@@ -68,6 +68,11 @@ class Candidate:
         return self.peak if self.parts is None else max(self.peak, int(self.parts.most()))
 
     @property
+    def expected(self) -> int:
+        """Bytes that nvidia-smi will show, the middle of the interval; on a CPU the peak."""
+        return self.peak if self.parts is None else max(self.peak, int(self.parts.process()))
+
+    @property
     def fits(self) -> bool:
         return self.needed <= self.usable
 

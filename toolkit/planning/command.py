@@ -17,7 +17,7 @@ from toolkit.errors import InputError
 from toolkit.planning.allocator import context, nccl, workspaces
 from toolkit.planning.hardware import Device, device_named, devices
 from toolkit.planning.sizes import check_sizes
-from toolkit.planning.starting import starting
+from toolkit.planning.starting import Start, starting
 from toolkit.planning.unneeded import without
 from toolkit.recipe.load import source_of
 from toolkit.recipe.preflight import check_known
@@ -44,9 +44,10 @@ QUESTIONS = ("length", "micro", "gpus", "gpu", "model")
 
 @dataclass(frozen=True)
 class Request:
-    """The command line. ``recipe``: a recipe's file or object, or a model's config or folder."""
+    """The command line. ``recipe``: a recipe's file or object, or a model's config or folder; None: ``script`` says
+    it."""
 
-    recipe: str | Recipe
+    recipe: str | Recipe | None
     overrides: tuple[str, ...] = ()
     gpu: str | None = None
     memory: float | None = None
@@ -64,7 +65,8 @@ class Request:
     output: str | None = None
     json_target: str | None = None
     page: str | None = None
-    loop: str = "toolkit"
+    loop: str | None = None
+    """Of ``--loop``; None: the script's, or the toolkit's own."""
     fit: tuple[str, ...] = ()
     explain: bool = False
     price: tuple[str, ...] = ()
@@ -84,6 +86,13 @@ class Request:
     epochs: int | None = None
     loop_set: tuple[str, ...] = ()
     """Habits of the loop, ``key=value``: toolkit/planning/loops/named.py."""
+    script: str | None = None
+    """A training script, whose settings stand in for a recipe (toolkit/planning/scripted.py)."""
+
+    @property
+    def source(self) -> str:
+        """The name of what is planned, in messages."""
+        return self.script or source_of(self.recipe or "recipe")
 
 
 def plan_command(request: Request) -> int:
@@ -166,11 +175,11 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
     start = starting(request)
     recipe = start.recipe
     device = _device(request, recipe)
-    source = source_of(request.recipe)
+    source = request.source
     asked = resolve(recipe, source, device="cpu" if device.name == "cpu" else "cuda")
     from toolkit.planning.loops import check_loop, loop_named
 
-    loop = " ".join([request.loop, *request.loop_set])
+    loop = _loop_of(request, start)
     check_loop(loop, asked)
     check_sizes(asked)
     notes = check_known(asked)
@@ -233,6 +242,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
             *_of_loop(loop_named(loop), loop),
         ],
         traced_slowly=search.planner.slowly,
+        script=None if start.script is None else start.script.to_json(),
         scale=scaled,
         **answered.to_json(),
     )
@@ -311,6 +321,17 @@ def _pixels(text: str | None) -> tuple[int, int] | None:
     if not (width.isdigit() and height.isdigit() and int(width) and int(height)):
         raise InputError(f"--image-size {text}: width and height in pixels, for example 1024x768")
     return int(height), int(width)
+
+
+def _loop_of(request: Request, start: Start) -> str:
+    """The loop and its habits, those of a script where the command line says nothing else."""
+    script = start.script
+    habits = list(request.loop_set)
+    if script is not None and request.loop in (None, script.loop):
+        given = {habit.partition("=")[0] for habit in habits}
+        habits = [habit for habit in script.habits if habit.partition("=")[0] not in given] + habits
+    name = request.loop or ("toolkit" if script is None else script.loop)
+    return " ".join([name, *habits])
 
 
 def _of_loop(loop: Loop, name: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,8 +17,13 @@ def register(app: typer.Typer) -> None:
 
 def plan(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE|MODEL", help="a recipe, or a model: hub id, folder or config file")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="RECIPE|MODEL",
+            help="a recipe, or a model: hub id, folder or config file; with --script it may be left out",
+            show_default=False,
+        ),
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[section.key=value]...", help="override recipe values")
     ] = None,
@@ -52,18 +58,25 @@ def plan(
     every: Annotated[bool, typer.Option("--all", help="show every candidate")] = False,
     scale: Annotated[bool, typer.Option("--scale", help="predict 1 to 1024 devices")] = False,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="measure the rates on this machine")] = False,
-    loop: Annotated[
-        str,
+    script: Annotated[
+        str | None,
         typer.Option(
-            metavar="NAME[@VERSION]", help="the training loop: toolkit, bare, accelerate, trainer, trainer@4.48, trl"
+            metavar="FILE", help="a training script in Python: its settings are read from its text, nothing is run"
         ),
-    ] = "toolkit",
+    ] = None,
+    loop: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[@VERSION]",
+            help="the training loop: toolkit (default), bare, accelerate, trainer, trainer@4.48, trl",
+        ),
+    ] = None,
     loop_set: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
             help="a habit of that loop: held_outputs, autocast, prepare_for_kbit, float32_base, double_quant, "
-            "reentrant (true or false), kernel (fused or foreach)",
+            "reentrant (true or false), kernel (fused or foreach), eval_micro, eval_kept (numbers)",
         ),
     ] = None,
     fit: Annotated[
@@ -104,10 +117,13 @@ def plan(
     """Predict memory and time of every strategy. Chooses the fastest that fits; nothing is loaded or run."""
     from toolkit.planning.command import Request, plan_command
 
+    words = list(overrides or ())
+    if script is not None and recipe is not None and "=" in recipe and not Path(recipe).exists():
+        words, recipe = [recipe, *words], None
     request = Request(
-        recipe, tuple(overrides or ()), gpu, memory, gpus, nodes, gpu_table, link, lora, length, micro,
+        recipe, tuple(words), gpu, memory, gpus, nodes, gpu_table, link, lora, length, micro,
         headroom, every, scale, calibrate, output, json_target, page, loop,
         tuple(fit or ()), explain, tuple(price or ()), images, image_size, disk, not no_cache,
-        qlora, full, tokens, epochs, tuple(loop_set or ()),
+        qlora, full, tokens, epochs, tuple(loop_set or ()), script,
     )  # fmt: skip
     raise typer.Exit(plan_command(request))

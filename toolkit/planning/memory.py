@@ -93,9 +93,20 @@ def walk(points: Iterable[Point], held: MemoryModel, accumulation: int) -> Memor
     return memory
 
 
-def walk_evaluation(memory: Memory, points: Iterable[Point], held: MemoryModel) -> None:
-    """Add an evaluation at the optimizer's average: this rank's weights are kept beside it, without gradients."""
-    kept, moment = held.evaluating()
+@dataclass(frozen=True)
+class Evaluation:
+    """Bytes that an evaluation has beside one forward. ``held``: logits of earlier batches, while the forward of the
+    last one runs; ``joined``: of all batches, after it, where they become one tensor; ``averages``: whether it is at
+    the optimizer's average, beside which this rank's weights are kept."""
+
+    held: int = 0
+    joined: int = 0
+    averages: bool = False
+
+
+def walk_evaluation(memory: Memory, points: Iterable[Point], held: MemoryModel, evaluation: Evaluation) -> None:
+    """Add the last batch of an evaluation, at ``points`` of a forward without gradients."""
+    kept, moment = held.evaluating() if evaluation.averages else (0, 0)
     held.start(accumulating=False)
     held.resident["parameters"] += kept
     memory.see("evaluate", _terms(held, 0, 0, moment))
@@ -104,7 +115,8 @@ def walk_evaluation(memory: Memory, points: Iterable[Point], held: MemoryModel) 
             held.leave(point.block, False)
             continue
         now = held.enter(point.block, False) if point.event == "enter" else held.fetched
-        memory.see("evaluate", _terms(held, point.live - point.loss, point.loss, now))
+        memory.see("evaluate", _terms(held, point.live - point.loss, point.loss + evaluation.held, now))
+    memory.see("evaluate", _terms(held, 0, evaluation.joined, 0))
 
 
 def _terms(held: MemoryModel, activations: int, loss: int, moment: int) -> dict[str, int]:

@@ -13,7 +13,7 @@ from toolkit.planning import cache, reuse
 from toolkit.planning.contents import Contents
 from toolkit.planning.images import Images
 from toolkit.planning.loops import LOOPS, Loop, loop_named
-from toolkit.planning.memory import Memory, walk, walk_evaluation
+from toolkit.planning.memory import Evaluation, Memory, walk, walk_evaluation
 from toolkit.planning.profile import Point, evaluated, expand, held_bytes, interpolate, leaking
 from toolkit.planning.segments import Segment, Shape, Traced
 from toolkit.planning.stages import Stage, stages_of
@@ -21,7 +21,9 @@ from toolkit.recipe.resolve import Precision, Resolved
 from toolkit.recipe.schema import CheckpointingName
 from toolkit.recipe.varlenable import VARLEN
 from toolkit.strategies import strategy_of
-from toolkit.strategies.memory.base import Compute, Holdings
+from toolkit.strategies.memory.base import BYTES, Compute, Holdings, MemoryModel
+from toolkit.tasks import task_of
+from toolkit.tasks.labels import Labels
 
 if TYPE_CHECKING:
     from toolkit.planning.skeleton import Skeleton
@@ -124,10 +126,41 @@ class Planner:
         if self.loop.reentrant and held.leaks_inputs and shape.checkpointing == "full":
             points = leaking(points, self._segments(shape), self.holdings.order)
         memory = walk(points, held, resolved.accumulation)
-        if resolved.recipe.eval_interval and held.optimizer.averages:
-            shape = replace(shape, checkpointing="none", evaluates=True)
-            walk_evaluation(memory, evaluated(self._segments(shape), self.holdings.order), held)
+        if (evaluation := self._evaluation(resolved, held)) is not None:
+            rows = self.loop.eval_micro or resolved.micro_size
+            shape = replace(shape, checkpointing="none", micro=rows, evaluates=True)
+            walk_evaluation(memory, evaluated(self._segments(shape), self.holdings.order), held, evaluation)
         return memory
+
+    def _evaluation(self, resolved: Resolved, held: MemoryModel) -> Evaluation | None:
+        """What an evaluation has beside its forward; None where it takes less than a step: of as many rows as a
+        micro-batch, at the weights that train, with nothing that stays."""
+        averages = bool(resolved.recipe.eval_interval) and held.optimizer.averages
+        rows, batches = self.loop.eval_micro, self.loop.eval_kept
+        if not (averages or rows or batches):
+            return None
+        batch = self._logits(rows or resolved.micro_size)
+        earlier = batch if self.loop.holds_outputs else 0
+        if not batches:
+            return Evaluation(earlier, averages=averages)
+        everywhere = batch * resolved.world_size  # gathered from all ranks
+        if not self.loop.concatenates:
+            local = earlier if resolved.world_size > 1 else 0  # else the variable is the list's last
+            return Evaluation(everywhere * (batches - 1) + local, everywhere * batches + local, averages)
+        # transformers 5.23.0, trainer_pt_utils.py, ``EvalLoopContainer``: the tensor of all batches before, the new one
+        # of all, and the last batch, which is also a variable of the loop while the next forward runs.
+        earlier = everywhere if batches > 2 else 0  # of one batch the variable is the container's own
+        joined = 2 * batches if batches > 1 else 1
+        return Evaluation(everywhere * (batches - 1) + earlier, everywhere * joined, averages)
+
+    def _logits(self, rows: int) -> int:
+        """Bytes of the logits of ``rows`` rows, as the loop's model returns them: accelerate copies those of mixed
+        precision to float32. 0 where labels are not tokens of the row."""
+        if task_of(self.resolved.recipe.model.task).labels is not Labels.NEXT:
+            return 0
+        precision = self.precision
+        size = 4 if precision.mixed and self.loop.float32_outputs else BYTES[precision.compute]
+        return rows * self.length * self.contents.vocabulary * size
 
     def by_stage(self, resolved: Resolved) -> list[tuple[Stage, Memory]]:
         """The pipeline stages of ``resolved``, first to last, with the memory of a device of each; [] without

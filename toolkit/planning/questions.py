@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from toolkit.errors import InputError
@@ -38,6 +38,8 @@ class Answer:
     change: str | None = None
     candidate: Candidate | None = None
     cost: float | None = None
+    expected: int | None = None
+    """About how many would fit if the process took what is expected, not the upper end of the interval."""
 
     def to_json(self) -> dict[str, Any]:
         """The answer for the command's JSON; ``cost_per_step`` in the currency of the prices."""
@@ -45,6 +47,7 @@ class Answer:
         return {
             "question": self.question,
             "answer": self.value,
+            "expected_answer": self.expected,
             "text": self.text,
             "change": self.change,
             "devices": None if found is None else found.resolved.world_size,
@@ -97,12 +100,20 @@ def _where_line_ends(known: dict[int, float], low: int, high: int, last: int) ->
     return math.floor(one - known[one] / slope) if slope > 0 else (low + high) // 2
 
 
-def _found(
-    search: Search, highest: int, at: Callable[[Resolved, int], Candidate], first: int = 1
-) -> tuple[int, Candidate | None]:
+@dataclass(frozen=True)
+class Largest:
+    """The largest ``size`` that fits, 0 if none does; its candidate; and the size that about fits by the expected
+    value, None where that is no other one."""
+
+    size: int = 0
+    candidate: Candidate | None = None
+    expected: int | None = None
+
+
+def _largest(search: Search, highest: int, at: Callable[[Resolved, int], Candidate], first: int = 1) -> Largest:
     """The largest size that fits, under the recipe's strategy, or under any where that is the plan's to choose: the one
     that lasts longest."""
-    best: tuple[int, Candidate | None] = 0, None
+    best = Largest()
     for way in _strategies(search):
         known: dict[int, Candidate] = {}
 
@@ -111,15 +122,28 @@ def _found(
                 known[size] = at(way, size)
             return known[size].needed - known[size].usable
 
-        beaten = best[0] + 1
-        if best[1] is not None and (beaten > highest or over(beaten) > 0):
+        beaten = best.size + 1
+        if best.candidate is not None and (beaten > highest or over(beaten) > 0):
             continue  # no more than what is known
         if size := largest(over, highest, max(first, beaten)):
-            best = size, known[size]
-    if best[1] is not None and best[1].resolved.recipe.strategy.name != search.asked.recipe.strategy.name:
-        own = at(search.asked, best[0])
-        return (best[0], own) if own.fits else best
+            best = Largest(size, known[size], _by_expected(known, size, highest))
+    if best.candidate is not None and best.candidate.resolved.recipe.strategy.name != search.asked.recipe.strategy.name:
+        as_asked = at(search.asked, best.size)
+        return replace(best, candidate=as_asked) if as_asked.fits else best
     return best
+
+
+def _by_expected(known: dict[int, Candidate], size: int, highest: int) -> int | None:
+    """The size whose expected bytes are those that are usable, on the line through ``size`` and the known one farthest
+    from it, the larger ones first; at most ``highest``."""
+    others = [other for other in known if other > size] or [other for other in known if other < size]
+    if not others:
+        return None
+    far = max(others, key=lambda other: abs(other - size))
+    slope = (known[far].expected - known[size].expected) / (far - size)
+    room = known[size].usable - known[size].expected
+    more = math.floor(room / slope) if slope > 0 else 0
+    return min(size + more, highest) if more > 0 else None
 
 
 def _strategies(search: Search) -> list[Resolved]:
@@ -140,6 +164,11 @@ def _under(search: Search, found: Candidate) -> tuple[str, str]:
     return (f" under {name}{peak}", f" strategy.name={name}") if other else (peak, "")
 
 
+def _also(expected: int | None) -> str:
+    """What fits by the middle of the interval, beside an answer, which fits by its upper end."""
+    return "" if expected is None else f" by the upper end of the interval, about {expected:,} by its expected value"
+
+
 def _length(search: Search) -> Answer:
     made_for = limits_of(search.asked.recipe, search.asked.facts).rows
     limit = 1 << 20 if made_for is None else made_for.tokens
@@ -152,14 +181,15 @@ def _length(search: Search) -> Answer:
             planners[tokens] = search.planner.of_length(tokens)
         return search.candidate(way, planner=planners[tokens])
 
-    steps, found = _found(search, -(-limit // _STEP), at, search.planner.length // _STEP)
-    if found is None:
+    best = _largest(search, -(-limit // _STEP), at, search.planner.length // _STEP)
+    if best.candidate is None:
         return Answer("length", None, f"rows of {_STEP} tokens do not fit")
-    length = min(steps * _STEP, limit)
-    more = ", the model's own limit" if length == limit else ""
-    how, change = _under(search, found)
+    length = min(best.size * _STEP, limit)
+    how, change = _under(search, best.candidate)
+    expected = None if best.expected is None or length == limit else min(best.expected * _STEP, limit)
+    more = ", the model's own limit" if length == limit else _also(expected)
     text = f"rows of up to {length:,} tokens fit{how}{more}"
-    return Answer("length", length, text, f"data.max_length={length}{change}", found)
+    return Answer("length", length, text, f"data.max_length={length}{change}", best.candidate, expected=expected)
 
 
 def _micro(search: Search) -> Answer:
@@ -168,12 +198,13 @@ def _micro(search: Search) -> Answer:
         strategy = way.recipe.strategy.model_dump(exclude_unset=True)
         return search.candidate(_variant(search, batch=batch, strategy=strategy))
 
-    micro, found = _found(search, _ROWS, at)
-    if found is None:
+    best = _largest(search, _ROWS, at)
+    if best.candidate is None:
         return Answer("micro", None, "a micro-batch of one row does not fit")
-    how, change = _under(search, found)
-    return Answer("micro", micro, f"micro-batches of up to {micro} rows fit{how}", f"batch.micro_size={micro}{change}",
-                  found)  # fmt: skip
+    how, change = _under(search, best.candidate)
+    text = f"micro-batches of up to {best.size} rows fit{how}{_also(best.expected)}"
+    return Answer("micro", best.size, text, f"batch.micro_size={best.size}{change}", best.candidate,
+                  expected=best.expected)  # fmt: skip
 
 
 def _gpus(search: Search) -> Answer:
@@ -304,14 +335,16 @@ def _model(search: Search) -> Answer:
         counted[layers] = planner.holdings.elements(whole=True)
         return search.candidate(varied, planner=planner)
 
-    layers, found = _found(search, _LAYERS, at, config["num_hidden_layers"])
+    best = _largest(search, _LAYERS, at, config["num_hidden_layers"])
+    layers, found = best.size, best.candidate
     if found is None:
         return Answer("model", None, "one layer of this width does not fit")
     how, strategy = _under(search, found)
-    text = f"{layers} layers of this width fit, {counted[layers] / 1e9:.2f} billion weights{how}"
+    text = f"{layers} layers of this width fit, {counted[layers] / 1e9:.2f} billion weights{how}{_also(best.expected)}"
     varied = with_layers(kept, layers)
     change = " ".join(_override(key, value) for key, value in varied.items() if value != kept[key])
-    return Answer("model", layers, text, (change or f"model.config.num_hidden_layers={layers}") + strategy, found)
+    change = (change or f"model.config.num_hidden_layers={layers}") + strategy
+    return Answer("model", layers, text, change, found, expected=best.expected)
 
 
 def _override(key: str, value: Any) -> str:

@@ -12,7 +12,6 @@ from toolkit.planning.choice import choose, why_chosen
 from toolkit.planning.hardware import GIB
 from toolkit.planning.scale import fastest_of_each
 from toolkit.planning.search import Search
-from toolkit.recipe.load import source_of
 from toolkit.terminal import coloured, fitted, paint, timed, width
 
 if TYPE_CHECKING:
@@ -93,6 +92,11 @@ def screen(
         told.append(one.storage.line(request.disk))
     if not one.fits:
         told += ["", f"{one.label} {paint('does not fit', 'red', colour)}: {one.reason}"]
+        if one.expected <= one.usable:
+            told.append(
+                f"only the upper end of the interval does not fit: {one.expected / GIB:.1f} GiB are expected, so that "
+                "it may run, slower where the allocator has to free its cache"
+            )
         told.append(
             f"to make it fit: {change}"
             if change
@@ -108,7 +112,7 @@ def screen(
         told.append(f"{_of_times(search)}, see docs/planning.md")
     if chosen is not None:
         done = f"wrote {request.output} · " if request.output else ""
-        file = source_of(request.recipe)
+        file = request.source
         follow = request.output or (file if file.endswith((".yaml", ".yml")) else "-o recipe.yaml")
         told.append(f"{done}next: toolkit verify {follow}" if follow != "-o recipe.yaml" else
                     "next: add -o recipe.yaml, then toolkit verify recipe.yaml")  # fmt: skip

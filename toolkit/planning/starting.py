@@ -20,19 +20,21 @@ from toolkit.strategies import simplest, strategy_named
 
 if TYPE_CHECKING:
     from toolkit.planning.command import Request
+    from toolkit.planning.scripted import Scripted
 
 
 @dataclass(frozen=True)
 class Start:
     """``notes``: how ``recipe`` differs from what the user has, for the screen. ``any_strategy``, ``any_count``:
     whether the strategy and the number of devices are the plan's own choice. ``hub``: the hub id whose published shape
-    is in ``recipe`` in place of its config."""
+    is in ``recipe`` in place of its config. ``script``: what ``--script`` has read."""
 
     recipe: Recipe
     notes: tuple[str, ...] = ()
     any_strategy: bool = False
     any_count: bool = False
     hub: str | None = None
+    script: Scripted | None = None
 
 
 def starting(request: Request) -> Start:
@@ -49,6 +51,10 @@ def starting(request: Request) -> Start:
     asked = [flag for flag, value in methods.items() if value is not None]
     if len(asked) > 1:
         raise InputError(f"{' and '.join(asked)}: one of them; each says what is trained")
+    if request.script is not None:
+        return _of_script(request.script, request, overrides, asked)
+    if request.recipe is None:
+        raise InputError("name a recipe or a model, or a training script: --script train.py")
     if isinstance(request.recipe, Recipe) or request.recipe.endswith((".yaml", ".yml")):
         if asked:
             instead = {
@@ -105,22 +111,7 @@ def _sets(overrides: Iterable[str], section: str) -> bool:
 
 def _around_model(name: str, request: Request, overrides: Sequence[str]) -> Start:
     processes = request.gpus or 1
-    source = Path(name).expanduser()
-    notes: tuple[str, ...] = ()
-    model: dict[str, Any] = {"path": name}
-    config: Any = {}
-    hub = None
-    if source.suffix == ".json":
-        config = _read(source)
-        model = {"config": config}
-    elif source.is_dir():
-        model = {"path": str(source)}
-        config = _read(source / "config.json") if (source / "config.json").exists() else {}
-    elif not looks_local(name) and (shape := shape_of(name)) is not None:
-        facts = model_facts(Model(path=name))
-        if facts.config is None:
-            hub, model = name, {"config": shape}
-            notes = (f"{facts.why_unknown}; planned with the sizes that {name} publishes",)
+    model, config, notes, hub = _model(name)
     data: dict[str, Any] = {"train": "data/train.jsonl", "max_length": request.length or 1024}
     if isinstance(config, dict) and config.keys() >= {"text_config", "vision_config"}:
         model["task"], data["format"] = "image-text-to-text", "messages"
@@ -152,6 +143,55 @@ def _around_model(name: str, request: Request, overrides: Sequence[str]) -> Star
     counted = request.gpus or request.nodes or _sets(request.overrides, r"machine(\.processes|\.nodes)?")
     any_strategy = not _sets(request.overrides, r"strategy(\.name)?")
     return Start(validate(document), (*notes, *of_length), any_strategy, not counted, hub)
+
+
+def _model(name: str) -> tuple[dict[str, Any], Any, tuple[str, ...], str | None]:
+    """The recipe's section ``model`` of a hub id, a folder or a config file, with the config where it is here, notes,
+    and the hub id where published sizes stand in for it."""
+    source = Path(name).expanduser()
+    if source.suffix == ".json":
+        config = _read(source)
+        return {"config": config}, config, (), None
+    if source.is_dir():
+        config = _read(source / "config.json") if (source / "config.json").exists() else {}
+        return {"path": str(source)}, config, (), None
+    if not looks_local(name) and (shape := shape_of(name)) is not None:
+        facts = model_facts(Model(path=name))
+        if facts.config is None:
+            return {"config": shape}, {}, (f"{facts.why_unknown}; planned with the sizes that {name} publishes",), name
+    return {"path": name}, {}, (), None
+
+
+def _of_script(script: str, request: Request, overrides: Sequence[str], methods: Sequence[str]) -> Start:
+    """The recipe of a training script; what the command line says counts in place of what the script says."""
+    from toolkit.planning.scripted import left_to_the_script, read_script
+
+    if isinstance(request.recipe, Recipe) or str(request.recipe).endswith((".yaml", ".yml")):
+        raise InputError(f"--script {script}: beside a model or alone; {request.recipe} is a recipe")
+    processes = (request.gpus or 1) * (request.nodes or 1)
+    answers = {override.partition("=")[0] for override in overrides}
+    answers |= {"model"} if request.recipe or answers & {"model.path", "model.config"} else set()
+    answers |= {"adapter"} if methods else set()
+    habits = {habit.partition("=")[0] for habit in request.loop_set}
+    scripted = left_to_the_script(read_script(script, answers, habits, processes), answers)
+    values = dict(scripted.values)
+    named = request.recipe or values["model"].get("path")
+    model, _, notes, hub = ({}, {}, (), None) if named is None else _model(named)
+    values["model"] = {key: value for key, value in values["model"].items() if key != "path"} | model
+    if methods:
+        rank = request.lora or request.qlora
+        method = "lora" if request.lora else "qlora"
+        values["adapter"] = None if rank is None else {"method": method, "r": rank, "alpha": 2.0 * rank}
+    values["data"] = {"train": "data/train.jsonl"} | values.get("data", {})
+    values["machine"] = {
+        "device": "cpu" if (request.gpu or "").lower() == "cpu" else "cuda",
+        "processes": request.gpus or values.get("machine", {}).get("processes", 1),
+        "nodes": request.nodes or 1,
+    }
+    overrides, of_length = _one_length(overrides, values["run"])
+    document = parse(json.dumps(values), script)
+    apply_overrides(document, overrides)
+    return Start(validate(document), (*scripted.lines(), *notes, *of_length), hub=hub, script=scripted)
 
 
 def _read(file: Path) -> Any:

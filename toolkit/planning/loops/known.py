@@ -42,12 +42,14 @@ TRL = Loop(
     namesakes=frozenset({"adafactor"}),
     unknown=frozenset({"label_smoothing", "activation_offload"}),
     refuses=rules.trl_refused,
+    returns_logits=False,
 )
 ACCELERATE = replace(
     TRAINER,
     title="a loop with accelerate",
     source="the model's own loss, outputs a variable of the loop; accelerate 1.15.0 utils/operations.py",
     acting=Together(HELD, _LINEAR4BIT),
+    concatenates=False,
 )
 BARE = replace(
     ACCELERATE,
@@ -58,6 +60,7 @@ BARE = replace(
     kernel="foreach",
     namesakes=frozenset(),
     optimizers=tuple(optimizer_names()),
+    float32_outputs=False,
 )
 LOOPS: dict[str, Loop] = {
     "toolkit": TOOLKIT,

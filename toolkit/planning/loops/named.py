@@ -22,9 +22,13 @@ HABITS = {
     "double_quant": "whether the statistics of 4-bit weights are quantised too",
     "reentrant": "checkpointing with use_reentrant=True",
     "kernel": "the optimizer's kernel: fused or foreach",
+    "eval_micro": "rows of a batch of the evaluation",
+    "eval_kept": "batches of the evaluation whose logits stay on the device",
 }
-"""Keys of ``--loop-set``, all but the last true or false."""
+"""Keys of ``--loop-set``: true or false, but for the kernel and the two numbers."""
 _KERNELS = ("fused", "foreach")
+_NUMBERS = ("eval_micro", "eval_kept")
+_DIGITS = 6
 
 
 def loop_named(text: str) -> Loop:
@@ -74,6 +78,9 @@ def with_habits(loop: Loop, habits: Sequence[str]) -> Loop:
         own["reentrant"] = given["reentrant"]
     if "kernel" in given:
         own["kernel"] = given["kernel"]
+    own |= {key: given[key] for key in _NUMBERS if key in given}
+    if own.get("eval_kept") and not loop.returns_logits:
+        raise InputError(f"--loop-set eval_kept={own['eval_kept']}: {loop.title} computes no logits that could stay")
     if "double_quant" in given:
         own["double_quant"] = given["double_quant"]
     if given.get("held_outputs"):
@@ -95,6 +102,10 @@ def _habit(text: str) -> tuple[str, Any]:
         if value not in _KERNELS:
             raise InputError(f"--loop-set {text}: {' or '.join(_KERNELS)}")
         return key, value
+    if key in _NUMBERS:
+        if not value.isdecimal() or len(value) > _DIGITS:
+            raise InputError(f"--loop-set {text}: a number, 0 for none")
+        return key, int(value)
     if value not in ("true", "false"):
         raise InputError(f"--loop-set {text}: true or false")
     return key, value == "true"
