@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from toolkit.linting.engine import check
+from toolkit.linting.evidence import holds_for
 from toolkit.linting.files.load import load
 from toolkit.linting.fix import diff, plan
 from toolkit.linting.model import Files, Rule
@@ -20,6 +21,7 @@ FAMILIES = {
     "AC": "Accelerate configs",
     "AU": 'values of "auto"',
     "DS": "DeepSpeed configs",
+    "DC": "transformers' DistributedConfig",
     "FA": "FSDP in the training arguments",
     "FS": "FSDP in an Accelerate config",
     "KY": "any file",
@@ -75,6 +77,7 @@ def page(rule: Rule) -> str:
         "## Passes",
         _files(rule.passes),
         f"**Source:** {_plain(rule.source)}",
+        *([f"**Holds for** {'; '.join(versions)}."] if (versions := holds_for(rule.code)) else []),
         f"**To allow this finding** in YAML or shell: `# toolkit: allow {rule.code}` at the end of the line or on the "
         f'line above it; in JSON: the key `"//": "toolkit: allow {rule.code}"` in the section; on the command line: '
         f"`--ignore {rule.code}`.",

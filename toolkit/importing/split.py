@@ -11,7 +11,7 @@ from toolkit.importing.outcome import Key, Outcome
 from toolkit.linting.files.tree import Entry, Source
 
 _SIZES = ("pp_size", "dp_replicate_size", "fsdp_size", "tp_size", "ep_size")
-_PLANS = {"tp_plan": ({}, "auto"), "ep_plan": ({},), "fsdp_plan": ({},)}
+_PLANS: dict[str, tuple[Any, ...]] = {"tp_plan": ({}, "auto"), "ep_plan": ({},), "fsdp_plan": ({},)}
 """Plans that leave the model's own as it is."""
 
 

@@ -14,7 +14,10 @@ import typer
 from toolkit.errors import ToolkitError
 from toolkit.terminal import coloured, width
 
-FILES = "accelerate YAML, DeepSpeed JSON, training arguments (JSON, YAML or a launch script), PEFT adapter config"
+FILES = (
+    "accelerate YAML, DeepSpeed JSON, training arguments (JSON, YAML or a launch script), PEFT adapter config, "
+    "DistributedConfig JSON"
+)
 
 
 class Format(StrEnum):

@@ -20,7 +20,7 @@ _ALLOW = re.compile(r"#\s*toolkit:\s*allow(-file)?\s+([A-Z0-9, ]+)")
 _ALLOW_JSON = re.compile(r"toolkit:\s*allow\s+([A-Z0-9, ]+)")
 # Families that judge what the Trainer makes of its arguments: where it may be another program that reads them, their
 # findings are warnings, and nothing is fixed.
-_ABOUT_ARGUMENTS = ("TA", "TR", "FA", "XL", "LR", "SV", "AU", "KY103")
+_ABOUT_ARGUMENTS = ("TA", "TR", "FA", "XL", "LR", "SV", "AU", "KY103", "DC105")
 
 
 @dataclass

@@ -90,6 +90,11 @@ def described(code: str, evidence: Iterable[Evidence], source: str) -> list[str]
     return lines + [_unchecked(*stated) for stated in _stated(source) if stated[0] not in named]
 
 
+def holds_for(code: str) -> list[str]:
+    """Of each package of a rule, the versions compared in which its fact was seen, and those in which it was not."""
+    return [text for package in _seen().get(code, {}) if (text := _holds_for(package, _compared(code, package)))]
+
+
 def _line(code: str, evidence: Evidence) -> str:
     package, version = evidence.package, installed(evidence.package)
     said = {
@@ -98,7 +103,8 @@ def _line(code: str, evidence: Evidence) -> str:
         "refuted": f"does not hold for {package} {version} ({evidence.place}): no finding",
         "not installed": f"not checked: {package} is not installed here",
     }[standing(code, evidence)]
-    return said + _holds_for(package, _compared(code, package))
+    holds = _holds_for(package, _compared(code, package))
+    return f"{said}; holds for {holds}" if holds else said
 
 
 def _holds_for(package: str, compared: dict[str, list[str]]) -> str:
@@ -106,7 +112,7 @@ def _holds_for(package: str, compared: dict[str, list[str]]) -> str:
     shown, other = compared["shown"], compared["not_shown"]
     if not shown:
         return ""
-    text = f"; holds for {package} {shown[0]}" + (f" to {shown[-1]}" if len(shown) > 1 else "")
+    text = f"{package} {shown[0]}" + (f" to {shown[-1]}" if len(shown) > 1 else "")
     return text + (f", not seen in {', '.join(other)}" if other else "")
 
 
