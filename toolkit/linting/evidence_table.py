@@ -55,6 +55,10 @@ def _arguments(scope: str, *shows: str) -> Evidence:
     return _transformers("training_args.py", f"TrainingArguments.{scope}", *shows)
 
 
+def _peft(file: str, scope: str, *shows: str, refutes: tuple[str, ...] = ()) -> tuple[Evidence, ...]:
+    return (Evidence("peft", file, scope, shows, refutes),)
+
+
 def _split(scope: str, *shows: str) -> Evidence:
     owner = "DistributedConfig"
     return _transformers("distributed/configuration_utils.py", f"{owner}.{scope}" if scope else owner, *shows)
@@ -104,6 +108,7 @@ TABLE: dict[str, tuple[Evidence, ...]] = {
     "AC119": (_deepspeed("runtime/zero/offload_config.py", "OffloadDeviceEnum", 'nvme = "nvme"'),),
     "AC121": (_environment("Unknown dynamo backend"),),
     "AU301": (_deepspeed("runtime/config_utils.py", "DeepSpeedConfigModel.__init__", '(v != "auto"'),),
+    "AU303": (_deepspeed("runtime/config.py", "get_gradient_clipping", "return get_scalar_param(param_dict, GRAD"),),
     "AU304": (_accelerate(_PLUGIN, "DeepSpeedPlugin.fill_match", "not found in kwargs"),),
     "AU305": (
         _transformers(
@@ -111,6 +116,7 @@ TABLE: dict[str, tuple[Evidence, ...]] = {
         ),
     ),
     "AU306": (_accelerate("accelerator.py", "Accelerator._prepare_deepspeed", "DummyOptim"),),
+    "AU307": (_deepspeed("runtime/config.py", "get_optimizer_params", "return param_dict[OPTIMIZER][OPTIMIZER_P"),),
     "DC101": (_split("from_dict", "for k, v in merged.items() if k in valid_keys"),),
     "DC102": (
         _split("_resolve_parallelism", "Parallelism sizes must be >= 1"),
@@ -149,6 +155,9 @@ TABLE: dict[str, tuple[Evidence, ...]] = {
             "bf16_optimizer_states requires bf16_master_weights_and_grads",
         ),
     ),
+    "DS205": (
+        _deepspeed("runtime/zero/config.py", "", "Partial offloading only supported for ZeRO Stage 3"),
+    ),
     "DS206": (
         _accelerate(_PLUGIN, "DeepSpeedPlugin.__post_init__", "Please specify the ZeRO optimization config"),
     ),
@@ -165,6 +174,9 @@ TABLE: dict[str, tuple[Evidence, ...]] = {
             "'max_grad_norm' is not supported as an optimizer parameter",
         ),
     ),
+    "DS210": (
+        _deepspeed("runtime/zero/partition_parameters.py", "", '"nvme_path" in DeepSpeed Config cannot be None'),
+    ),
     "DS211": _new(_deepspeed("runtime/constants.py", "", "GRADIENT_CLIPPING_DEFAULT = 1.0")),
     "DS213": (
         _deepspeed(
@@ -172,6 +184,7 @@ TABLE: dict[str, tuple[Evidence, ...]] = {
             'zero_config_dict["stage"] = 1 if param_dict[ZERO_OPTIMIZATION] else 0',
         ),
     ),
+    "DS214": (_deepspeed("runtime/engine.py", "", "You are using an untested ZeRO Optimizer"),),
     "DS217": (_deepspeed("runtime/zero/config.py", "ZeroStageEnum", "max_stage = 3"),),
     "DS220": (_deepspeed("runtime/zero/linear.py", "", "output += bias"),),
     "DS229": (
@@ -179,6 +192,11 @@ TABLE: dict[str, tuple[Evidence, ...]] = {
             "runtime/engine.py", "DeepSpeedEngine._apply_autotp_partitioning",
             "does not match tensor_parallel.autotp_size",
         ),
+    ),
+    "DS230": (_deepspeed("runtime/tensor_parallel/config.py", "TPTrainingConfig", "dtype: torch.dtype ="),),
+    "DS231": (_deepspeed("module_inject/autotp_config.py", "", "if preset_fn: return preset_fn() return None"),),
+    "DS232": (
+        _transformers("trainer.py", "Trainer.get_total_train_batch_size", "args.world_size // self.get_tp_size()"),
     ),
     "DS233": _new(
         _deepspeed(
@@ -241,6 +259,19 @@ TABLE: dict[str, tuple[Evidence, ...]] = {
     "LR803": (
         _transformers("trainer_utils.py", "validate_quantization_for_training", "on purely quantized models"),
     ),
+    "LR805": (
+        _transformers(
+            "utils/quantization_config.py", "BitsAndBytesConfig.__init__", "load_in_4bit and load_in_8bit are both True"
+        ),
+    ),
+    "LR806": _peft(
+        "tuners/tuners_utils.py", "_maybe_include_all_linear_layers", "isinstance(peft_config.target_modules, str)"
+    ),
+    "LR807": _peft("config.py", "", "Unexpected keyword arguments"),
+    "LR808": _peft("tuners/lora/layer.py", "LoraLayer.update_layer", "`r` should be a positive integer value"),
+    "LR813": _peft("tuners/tuners_utils.py", "", 'NotImplementedError(f"Requested bias: {bias}, is not implemented.")'),
+    "LR814": _peft("config.py", "", "Invalid task type"),
+    "LR816": _peft("tuners/oft/config.py", "OFTConfig.__post_init__", "Either `r` or `oft_block_size` must be non-"),
     "LT502": (_environment('f"{main_process_ip}:{main_process_port}"'),),
     "LT503": (_environment("args.nproc_per_node = str(num_processes // num_machines)"),),
     "LT505": (_sizes("_validate_accelerator", "does not match"),),
@@ -266,6 +297,7 @@ TABLE: dict[str, tuple[Evidence, ...]] = {
         ),
     ),
     "LT530": (_accelerate("accelerator.py", "Accelerator._prepare_tp", "import ReplicateParallel"),),
+    "MM601": (_deepspeed("runtime/zero/stage_1_and_2.py", "", "buf_0 = torch.empty(int(self.reduce_bucket_size)"),),
     "SV702": (_accelerator_of_trainer("save_only_model option is not compatible with FSDP state dict type"),),
     "SV703": (_accelerator_of_trainer("can't be used with `save_only_model` along with `load_best_model_at_end`"),),
     "SV704": (
@@ -274,6 +306,9 @@ TABLE: dict[str, tuple[Evidence, ...]] = {
         ),
     ),
     "SV706": (_accelerator_of_trainer("`auto_find_batch_size` isn't supported yet with DeepSpeed Zero-3"),),
+    "TA101": (
+        _transformers("hf_argparser.py", "HfArgumentParser.parse_dict", "Some keys are not used by the HfArgument"),
+    ),
     "TA103": _new(
         _arguments(
             "__post_init__", '("gradient_checkpointing", "activation_checkpointing")',
@@ -288,18 +323,39 @@ TABLE: dict[str, tuple[Evidence, ...]] = {
     "TA110": (_arguments("__post_init__", "self.optim = OptimizerNames(self.optim)"),),
     "TA112": (_accelerator_of_trainer("do not set the `TrainingArguments` `gradient_accumulation_steps`"),),
     "TA115": _new(_arguments("__post_init__", "if getattr(self, new) is None and getattr(self, old) is not None")),
+    "TR101": (
+        Evidence("trl", "scripts/utils.py", "TrlParser.parse_args_and_config", ("Unknown arguments from config file",)),
+    ),
+    "TR102": (
+        Evidence("trl", "scripts/utils.py", "TrlParser.parse_args_and_config", ("Unknown arguments from config file",)),
+    ),
     "TR103": _trl("must be divisible by num_generations"),
     "TR104": _trl("'generation_batch_size' and 'steps_per_generation' can not be both configured"),
     "TR105": _trl("GRPO requires at least 2 generations per prompt"),
     "TR106": _new(*_trl("auto_find_batch_size is not supported by GRPO")),
     "XL202": (_accelerate(_PLUGIN, "DeepSpeedPlugin.set_mixed_precision", "`--mixed_precision` arg cannot be set to"),),
     "XL203": _filled('"bf16.enabled"', '"fp16.enabled"'),
+    "XL204": _filled('"gradient_accumulation_steps"'),
     "XL205": _filled('"train_micro_batch_size_per_gpu"'),
     "XL206": _filled('"train_batch_size"'),
     "XL207": _filled('"gradient_clipping"'),
+    "XL208": (
+        _transformers(
+            "integrations/deepspeed.py", "HfTrainerDeepSpeedConfig.fill_match", 'if config.get(ds_key) == "auto"',
+            "ds_val is not None and ds_val != hf_val",
+        ),
+    ),
     "XL209": _filled('"optimizer.params.lr"'),
+    "XL210": (
+        _transformers(
+            "integrations/deepspeed.py", "HfTrainerDeepSpeedConfig.trainer_config_finalize",
+            '"scheduler.params.total_num_steps"', "that mismatch TrainingArguments",
+        ),
+    ),
     "XL211": (
         _transformers("integrations/deepspeed.py", "deepspeed_optim_sched", 'if "optimizer" in config:', "DummyOptim("),
     ),
     "XL213": (_accelerate(_PLUGIN, "DeepSpeedPlugin._deepspeed_config_checks", "When using `deepspeed_config_file`"),),
+    "XL214": (_accelerate(_PLUGIN, "DeepSpeedPlugin._deepspeed_config_checks", "When using `deepspeed_config_file`"),),
+    "XL216": (_transformers("trainer.py", "Trainer.__init__", "Using --fsdp xxx together with --deepspeed"),),
 }  # fmt: skip
