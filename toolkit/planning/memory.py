@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from toolkit.planning.profile import Point
 from toolkit.strategies.memory.base import TAIL, MemoryModel
@@ -14,19 +15,25 @@ from toolkit.strategies.memory.base import TAIL, MemoryModel
 PHASES = ("load", "forward", "loss", "backward", "reduce", "step", "evaluate", "save")
 
 
+_BESIDE_THE_STEP = ("load", "evaluate", "save")
 TERMS = ("parameters", "gradients", "optimizer", "activations", "loss", "communication")
 
 
-@dataclass(frozen=True)
-class Place:
-    """A moment of the step: its phase, and the bytes alive by term."""
+Terms = tuple[int, int, int, int, int, int]
+"""Bytes by term, in the order of TERMS."""
+
+
+class Place(NamedTuple):
+    """A moment of the step: its phase, and the bytes alive."""
 
     phase: str
-    terms: dict[str, int]
+    total: int
+    bytes: Terms
 
     @property
-    def total(self) -> int:
-        return sum(self.terms.values())
+    def terms(self) -> dict[str, int]:
+        """The bytes by term."""
+        return dict(zip(TERMS, self.bytes, strict=True))
 
 
 @dataclass
@@ -43,13 +50,15 @@ class Memory:
     held: int = 0
     line: list[Place] = field(default_factory=list)
 
-    def see(self, phase: str, terms: dict[str, int]) -> None:
-        total = sum(terms.values())
-        self.phases[phase] = max(self.phases.get(phase, 0), total)
-        if phase not in ("load", "evaluate", "save"):
-            self.line.append(Place(phase, terms))
+    def see(self, phase: str, terms: Terms) -> None:
+        total = sum(terms)
+        if total > self.phases.get(phase, -1):
+            self.phases[phase] = total
+        if phase not in _BESIDE_THE_STEP:
+            self.line.append(Place(phase, total, terms))
         if total > self.peak:
-            self.peak, self.peak_phase, self.breakdown = total, phase, terms
+            self.peak, self.peak_phase = total, phase
+            self.breakdown = dict(zip(TERMS, terms, strict=True))
 
     def joined(self, other: Memory) -> Memory:
         """The higher of two places in a step, phase by phase; ``line`` is that of the higher one."""
@@ -63,10 +72,9 @@ def walk(points: Iterable[Point], held: MemoryModel, accumulation: int) -> Memor
     """The memory of loading, of a window's last micro-batch and its optimizer step, when every buffer and moment is
     there, and of saving."""
     memory = Memory(stays=sum(held.resident.values()))
-    nothing = dict.fromkeys(TERMS, 0)
     if held.overlap:
         # On a CPU the device is the host, where every process loads the whole model: Candidate.host_loading.
-        memory.see("load", nothing | {"parameters": held.loading()})
+        memory.see("load", (held.loading(), 0, 0, 0, 0, 0))
     held.start(accumulating=accumulation > 1)
     for point in points:
         moment = 0
@@ -89,7 +97,9 @@ def walk(points: Iterable[Point], held: MemoryModel, accumulation: int) -> Memor
     memory.see("reduce", _terms(held, 0, 0, moment))
     memory.held = memory.stays + held.gradients
     memory.see("step", _terms(held, 0, 0, held.step()))
-    memory.see("save", nothing | held.resident | {"communication": held.resident["communication"] + held.saving()})
+    stays = held.resident
+    copied = stays["communication"] + held.saving()
+    memory.see("save", (stays["parameters"], stays["gradients"], stays["optimizer"], 0, 0, copied))
     return memory
 
 
@@ -119,13 +129,13 @@ def walk_evaluation(memory: Memory, points: Iterable[Point], held: MemoryModel, 
     memory.see("evaluate", _terms(held, 0, evaluation.joined, 0))
 
 
-def _terms(held: MemoryModel, activations: int, loss: int, moment: int) -> dict[str, int]:
+def _terms(held: MemoryModel, activations: int, loss: int, moment: int) -> Terms:
     resident = held.resident
-    return {
-        "parameters": resident["parameters"] + held.gathered,
-        "gradients": resident["gradients"] + held.gradients,
-        "optimizer": resident["optimizer"],
-        "activations": activations,
-        "loss": loss,
-        "communication": resident["communication"] + held.buffers + moment,
-    }
+    return (
+        resident["parameters"] + held.gathered,
+        resident["gradients"] + held.gradients,
+        resident["optimizer"],
+        activations,
+        loss,
+        resident["communication"] + held.buffers + moment,
+    )

@@ -12,7 +12,9 @@ from typing import Any
 from toolkit.errors import InputError
 from toolkit.planning.candidate import Candidate
 from toolkit.planning.choice import choose
+from toolkit.planning.floors import Floors
 from toolkit.planning.hardware import GIB, Device
+from toolkit.planning.largest import largest
 from toolkit.planning.layers import with_layers
 from toolkit.planning.loops import check_loop
 from toolkit.planning.predict import Planner
@@ -76,30 +78,6 @@ def cost(candidate: Candidate, price: float | None) -> float | None:
     return candidate.seconds.total / 3600 * price * candidate.resolved.world_size
 
 
-def largest(over: Callable[[int], float], highest: int, first: int = 1) -> int:
-    """The largest size from 1 to ``highest`` that fits, ``over`` saying by how much each is too large (0 or less: it
-    fits), all smaller ones too; 0 if 1 does not. Bytes grow about in proportion, so a line through the two sizes next
-    to the answer says where to look; what that leaves open is halved. ``first``: where to begin."""
-    low, high = 0, highest + 1
-    known: dict[int, float] = {}
-    size = max(1, min(first, highest))
-    while high - low > 1:
-        known[size] = over(size)
-        low, high = (size, high) if known[size] <= 0 else (low, size)
-        size = (low + high) // 2 if len(known) % 4 == 0 else _where_line_ends(known, low, high, size)
-        size = min(max(size, low + 1), high - 1)
-    return low
-
-
-def _where_line_ends(known: dict[int, float], low: int, high: int, last: int) -> int:
-    """The largest size that fits by the two known ones nearest to the answer; with one, twice or half of it."""
-    if len(known) == 1:
-        return 2 * last if low == last else last // 2
-    one, two = sorted(sorted(known, key=lambda size: min(abs(size - low), abs(size - high)))[:2])
-    slope = (known[two] - known[one]) / (two - one)
-    return math.floor(one - known[one] / slope) if slope > 0 else (low + high) // 2
-
-
 @dataclass(frozen=True)
 class Largest:
     """The largest ``size`` that fits, 0 if none does; its candidate; and the size that about fits by the expected
@@ -110,10 +88,23 @@ class Largest:
     expected: int | None = None
 
 
-def _largest(search: Search, highest: int, at: Callable[[Resolved, int], Candidate], first: int = 1) -> Largest:
+def _largest(
+    search: Search,
+    highest: int,
+    at: Callable[[Resolved, int], Candidate],
+    first: int = 1,
+    *,
+    same_weights: bool = True,
+) -> Largest:
     """The largest size that fits, under the recipe's strategy, or under any where that is the plan's to choose: the one
-    that lasts longest."""
+    that lasts longest. ``same_weights``: whether all sizes are of the recipe's own model."""
     best = Largest()
+    floors: dict[int, Floors] = {}
+
+    def cannot(way: Resolved, size: int) -> bool:
+        """Whether a size is too large as far as is known without a trace."""
+        return same_weights and search.least(way, floors.get(size, Floors()).of(way)) > search.usable
+
     for way in _strategies(search):
         known: dict[int, Candidate] = {}
 
@@ -123,11 +114,15 @@ def _largest(search: Search, highest: int, at: Callable[[Resolved, int], Candida
             return known[size].needed - known[size].usable
 
         beaten = best.size + 1
-        if best.candidate is not None and (beaten > highest or over(beaten) > 0):
+        if best.candidate is not None and (beaten > highest or cannot(way, beaten) or over(beaten) > 0):
             continue  # no more than what is known
         if size := largest(over, highest, max(first, beaten)):
             best = Largest(size, known[size], _by_expected(known, size, highest))
+            for tried, candidate in known.items():
+                floors.setdefault(tried, Floors()).see(candidate)
     if best.candidate is not None and best.candidate.resolved.recipe.strategy.name != search.asked.recipe.strategy.name:
+        if cannot(search.asked, best.size):
+            return best
         as_asked = at(search.asked, best.size)
         return replace(best, candidate=as_asked) if as_asked.fits else best
     return best
@@ -335,7 +330,7 @@ def _model(search: Search) -> Answer:
         counted[layers] = planner.holdings.elements(whole=True)
         return search.candidate(varied, planner=planner)
 
-    best = _largest(search, _LAYERS, at, config["num_hidden_layers"])
+    best = _largest(search, _LAYERS, at, config["num_hidden_layers"], same_weights=False)
     layers, found = best.size, best.candidate
     if found is None:
         return Answer("model", None, "one layer of this width does not fit")

@@ -10,10 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from toolkit.errors import InputError
-from toolkit.planning.allocator import Parts, fixed, process_interval
+from toolkit.planning.allocator import Parts, fixed, process_interval, workspaces
 from toolkit.planning.candidate import UNSHARDED, Candidate
+from toolkit.planning.floors import Floors
 from toolkit.planning.hardware import Device
 from toolkit.planning.images import Images
+from toolkit.planning.largest import largest
 from toolkit.planning.loops import check_loop
 from toolkit.planning.memory import Memory
 from toolkit.planning.predict import Planner
@@ -150,6 +152,8 @@ class Search:
         seen = {_key(self.asked)}
         enough: set[Any] = set()
         too_large: dict[Any, int] = {}
+        floors = Floors()
+        floors.see(found[0])
         smallest = min(self._sizes(), default=1)
         for variant in self._variants():
             name, offload, kind, micro, *_ = key = _key(variant)
@@ -158,10 +162,12 @@ class Search:
             cannot_win = (name, micro, kept) in enough or micro > too_large.get((name, offload, kind, kept), micro)
             if key in seen or (cannot_win and not every):
                 continue
-            if not every and not (kind == "full" and micro == smallest) and self.least(variant) > self.usable:
+            least_of_its_kind = kind == "full" and micro == smallest
+            if not every and not least_of_its_kind and self.least(variant, floors.of(variant)) > self.usable:
                 continue
             seen.add(key)
             found.append(self.candidate(variant))
+            floors.see(found[-1])
             if found[-1].fits:
                 enough.add((name, micro, kept))
             else:
@@ -190,26 +196,26 @@ class Search:
 
     def _most_unsharded(self, candidate: Candidate) -> Candidate | None:
         """This candidate with the frozen weights of the most blocks whole that fit; None if not those of one."""
-        recipe, best = candidate.resolved.recipe, None
+        recipe = candidate.resolved.recipe
         top = {
             "activation_checkpointing": recipe.activation_checkpointing,
             "loss": recipe.loss,
             "activation_offload": recipe.activation_offload,
         }
-        low, high = 0, len(self.planner.holdings.order)
-        blocks = high  # all of them first
-        while low < high:
+        tried: dict[int, Candidate] = {}
+
+        def over(blocks: int) -> float:
             way = recipe.strategy.model_dump(exclude_unset=True) | {"unsharded_blocks": blocks}
             variant = self.variant(way, top, candidate.resolved.micro_size)
             if variant is None:  # nothing is frozen, or the mesh divides the blocks
-                return None
-            tried = self.candidate(variant)
-            if tried.fits:
-                low, best = blocks, tried
-            else:
-                high = blocks - 1
-            blocks = (low + high + 1) // 2
-        return best
+                return math.inf
+            tried[blocks] = self.candidate(variant)
+            return tried[blocks].needed - tried[blocks].usable
+
+        every = len(self.planner.holdings.order)
+        if over(every) <= 0:
+            return tried[every]
+        return tried.get(largest(over, every - 1, every // 2)) if tried else None
 
     def _fused(self, found: list[Candidate]) -> list[Candidate]:
         """The asked way, and where nothing fits every other, without its logits: where it may then fit."""
@@ -242,14 +248,20 @@ class Search:
                 more.append(self.candidate(variant))
         return more
 
-    def least(self, resolved: Resolved) -> int:
-        """Bytes that stay for the whole step, the minimum for any micro-batch, length or recomputation. Traces
-        nothing."""
-        found = 0
+    def least(self, resolved: Resolved, live: int = 0) -> int:
+        """Bytes that ``resolved`` needs at least: of what stays for the whole step, and of ``live`` bytes of
+        activations and loss. Traces nothing."""
+        least = 0
+        sharded = "weights" in resolved.traits.shards
         for holdings in self.planner.for_layers_of(resolved).holdings_of(resolved):
             held = strategy_of(resolved).memory_model()(holdings, resolved)
-            found = max(found, sum(held.resident.values()), held.loading() if held.overlap else 0)
-        return found + self._reserve(resolved)
+            stays = sum(held.resident.values()) + live
+            least = max(least, stays, held.loading() if held.overlap else 0)
+        if resolved.device != "cuda":
+            return least + self._reserve(resolved)
+        tensors = least + workspaces(self.device.name)
+        beyond = fixed(self.device.name, resolved.world_size) - workspaces(self.device.name)
+        return max(int(tensors), int(Parts(tensors, live, 0.0, 0.0, beyond, sharded).most()))
 
     def shorter(self, length: int, rows: int) -> Iterator[tuple[str, Candidate]]:
         """The asked way with shorter rows; packed, first with so many more of them that a step has as many tokens."""
