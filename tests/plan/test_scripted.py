@@ -228,6 +228,13 @@ def test_what_cannot_be_read_names_the_option_that_gives_it(
         assert message in str(refused.value)
 
 
+def test_a_value_that_no_recipe_can_have_is_named_by_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(HEAD + MODEL + ROWS + ARGUMENTS.replace("size=2", "size=-2") + TRAIN)
+    with pytest.raises(InputError, match=r"train\.py:8: batch\.micro_size: input should be greater"):
+        make_plan(Request(None, gpu="h100", script=str(file), cache=False))
+
+
 def test_an_unread_setting_that_the_command_line_gives_is_no_error() -> None:
     given = ("model", "data.max_length", "batch.micro_size", "batch.accumulation", "activation_checkpointing",
              "optimizer.name", "precision")  # fmt: skip
