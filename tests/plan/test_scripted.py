@@ -10,6 +10,7 @@ import pytest
 
 from cases import every_case
 from plan.cells import LLAMA
+from toolkit.__main__ import main
 from toolkit.errors import InputError
 from toolkit.planning.command import Request, make_plan
 from toolkit.planning.scripted import Scripted, read_script
@@ -227,6 +228,13 @@ def test_what_cannot_be_read_names_the_option_that_gives_it(
         assert message in str(refused.value)
 
 
+def test_a_value_that_no_recipe_can_have_is_named_by_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(HEAD + MODEL + ROWS + ARGUMENTS.replace("size=2", "size=-2") + TRAIN)
+    with pytest.raises(InputError, match=r"train\.py:8: batch\.micro_size: input should be greater"):
+        make_plan(Request(None, gpu="h100", script=str(file), cache=False))
+
+
 def test_an_unread_setting_that_the_command_line_gives_is_no_error() -> None:
     given = ("model", "data.max_length", "batch.micro_size", "batch.accumulation", "activation_checkpointing",
              "optimizer.name", "precision")  # fmt: skip
@@ -309,3 +317,32 @@ def test_a_deepspeed_file_and_several_processes_decide_the_strategy(tmp_path: Pa
     file.write_text(HEAD + MODEL + ROWS + ARGUMENTS + TRAIN)
     assert read_script(str(file), (), (), 2).values["strategy"] == {"name": "ddp"}
     assert "strategy" not in read_script(str(file), (), (), 1).values
+
+
+def test_the_command_takes_overrides_without_a_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA))
+    file = tmp_path / "plan.json"
+    monkeypatch.setenv("TOOLKIT_PLAN_CACHE", "off")
+
+    def run(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["toolkit", "plan", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert isinstance(ended.value.code, int)
+        told = capsys.readouterr()
+        return ended.value.code, " ".join((told.out + told.err).split())
+
+    script = str(SCRIPTS / "bare_loop.py")
+    model = f"model.config={json.dumps(LLAMA)}"
+    code, screen = run("--script", script, "batch.accumulation=4", model, "--gpu", "rtx4090", "--json", str(file))
+    assert code == 0
+    [asked] = [row for row in json.loads(file.read_text())["candidates"] if row["asked"]]
+    assert asked["accumulation"] == 4
+    assert f"bare_loop.py:{line('bare_loop', 'torch.autocast')}: precision fp16" in screen
+    assert run("--gpu", "rtx4090") == (
+        2,
+        "name a recipe or a model, or a training script: --script train.py",
+    )

@@ -107,7 +107,8 @@ def screen(
     if answers is not None:
         told += answers.lines()
     if search.loop != "toolkit":
-        told.append(f"planned for the loop of {loop_named(search.loop).title}")
+        title = loop_named(search.loop).title
+        told.append(f"planned for {title}" if title.startswith("a ") else f"planned for the loop of {title}")
     if asked.device == "cuda":
         told.append(f"{_of_times(search)}, see docs/planning.md")
     if chosen is not None:

@@ -13,7 +13,7 @@ from toolkit.errors import InputError
 from toolkit.planning.hardware import devices
 from toolkit.recipe.load import apply_overrides, recipe_from, validate
 from toolkit.recipe.model_facts import looks_local, model_facts
-from toolkit.recipe.positions import parse, read
+from toolkit.recipe.positions import Document, parse, read
 from toolkit.recipe.schema import Model, Recipe
 from toolkit.recipe.shapes import shape_of
 from toolkit.strategies import simplest, strategy_named
@@ -189,7 +189,8 @@ def _of_script(script: str, request: Request, overrides: Sequence[str], methods:
         "nodes": request.nodes or 1,
     }
     overrides, of_length = _one_length(overrides, values["run"])
-    document = parse(json.dumps(values), script)
+    parsed = parse(json.dumps(values), script)
+    document = Document(script, parsed.value, {tuple(said.key.split(".")): said.place for said in scripted.read})
     apply_overrides(document, overrides)
     return Start(validate(document), (*scripted.lines(), *notes, *of_length), hub=hub, script=scripted)
 
