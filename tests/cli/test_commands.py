@@ -26,7 +26,7 @@ from toolkit.errors import InputError
 from toolkit.launch.job import train
 
 
-def call(*arguments: str, cwd: Path, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+def call(*arguments: str, cwd: Path, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*TOOLKIT, *arguments],
         cwd=cwd,
@@ -95,7 +95,7 @@ def test_accelerate_launch_is_the_same_job(here: Path) -> None:
     overrides = ["strategy.name=fsdp2", "run.output_dir=other"]
     command = ["-m", "accelerate.commands.launch", "--config_file", "files/accelerate.yaml", "-m", "toolkit.train"]
     subprocess.run(
-        [sys.executable, *command, "r.yaml", *overrides], cwd=here, check=True, timeout=120, capture_output=True
+        [sys.executable, *command, "r.yaml", *overrides], cwd=here, check=True, timeout=240, capture_output=True
     )
     assert steps(here / "run") == steps(here / "other")
 

@@ -104,7 +104,7 @@ def test_a_fault_is_found_and_named(
 def test_a_fault_that_is_never_reached_is_an_error(
     recipe: Callable[..., Resolved], monkeypatch: pytest.MonkeyPatch, lone_group: WorkerGroup
 ) -> None:
-    monkeypatch.setattr(run, "run_pass", lambda case, group, fresh, limit, data: Pass("logic", fault_reached=False))
+    monkeypatch.setattr(run, "run_pass", lambda *_: Pass("logic", fault_reached=False))
     with pytest.raises(RunFailed, match="never runs the code"):
         verify(recipe("single"), group=lone_group, fault="clip-ignored")
 
