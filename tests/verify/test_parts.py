@@ -205,7 +205,10 @@ def test_a_twin_is_divided_over_as_many_ranks_as_its_model(
         "num_attention_heads": 24, "num_key_value_heads": 12, "vocab_size": 32000,
     }  # fmt: skip
     resolved = recipe(
-        "ddp", strategy={"mesh": {axis: count}}, machine={"processes": count}, model={"config": published}
+        "fsdp2" if axis == "tensor" else "ddp",
+        strategy={"mesh": {axis: count}},
+        machine={"processes": count},
+        model={"config": published},
     )
     twin = case_of(resolved, tmp_path).resolved().facts.config
     assert twin is not None
