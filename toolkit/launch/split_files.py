@@ -11,6 +11,7 @@ from toolkit.errors import InputError
 from toolkit.launch.files import SCRIPTS, accelerate_config, accelerate_leaves_apart, as_json, own_script
 from toolkit.launch.training_args import training_args
 from toolkit.recipe.resolve import Resolved
+from toolkit.strategies.fsdp import FsdpSettings
 from toolkit.upstream.transformers import why_trainer_takes_no_split
 
 _AXES = ("context", "tensor", "pipeline", "expert")
@@ -60,7 +61,7 @@ def _processes(resolved: Resolved, folder: str | Path) -> dict[str, Any]:
 def _check(resolved: Resolved) -> None:
     recipe, strategy = resolved.recipe, resolved.recipe.strategy
     problems = []
-    if strategy.name != "fsdp2":
+    if not (isinstance(resolved.settings, FsdpSettings) and resolved.settings.version == 2):
         problems.append(f"strategy.name: {strategy.name}; transformers splits models with FSDP2: set fsdp2")
     if resolved.world_size < 2:
         problems.append("machine.processes: 1; there is nothing to divide: set at least 2")
