@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +18,11 @@ import torch
 from nights import nightly_but
 from toolkit.launch.group import WorkerGroup
 from toolkit.verification.outcome import Outcome
-from toolkit.verification.scripts import sketch
-from toolkit.verification.scripts.calls import Calls
-from toolkit.verification.scripts.run import prepare
+from toolkit.verification.scripts import recording, sketch
+from toolkit.verification.scripts.calls import Calls, follow
+from toolkit.verification.scripts.recording import Recording
+from toolkit.verification.scripts.run import _relay, prepare
+from toolkit.verification.scripts.session import Session
 from toolkit.verification.scripts.verify import ModelOutcome, verify_unit
 
 Judge = Callable[..., ModelOutcome]
@@ -213,3 +220,98 @@ def test_a_gradient_that_arrives_twice_is_kept_as_the_sum() -> None:
     assert call.outputs[0].gradient.equal(torch.full((2, 4), 4.0))
     assert watching.unseen == []
     watching.remove()
+
+
+class _Answers(torch.nn.Module):
+    """Answers with its loss and its logits, as transformers' models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, given: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.layer(given)
+        return {"loss": logits.pow(2).mean(), "logits": logits}
+
+
+@pytest.mark.parametrize(("of", "kept"), [("loss", {"loss"}), ("both", {"loss", "logits"}), ("ddp", {"loss"})])
+def test_the_gradient_of_logits_is_kept_where_the_script_makes_a_loss_of_them(of: str, kept: set[str]) -> None:
+    """DDP passes all outputs of its model through one node."""
+    model = _Answers()
+    watching = Calls(model)
+    answered = model(torch.randn(2, 4))
+    if of == "ddp":
+        loss, _ = _DDPSink.apply(answered["loss"], answered["logits"])  # type: ignore[no-untyped-call]
+    else:
+        loss = answered["loss"] + (answered["logits"].sum() if of == "both" else 0.0)
+    follow([loss], watching.nodes)
+    loss.backward()
+    (call,) = watching.take()
+    assert {one.name for one in call.outputs if one.gradient is not None} == kept
+    assert all(one.arrived for one in call.outputs)
+    watching.remove()
+
+
+class _DDPSink(torch.autograd.Function):
+    """As torch 2.13.0 has it: torch/nn/parallel/distributed.py."""
+
+    @staticmethod
+    def forward(context: Any, *given: torch.Tensor) -> Any:
+        context.set_materialize_grads(False)
+        return tuple(one.clone() for one in given)
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:  # type: ignore[override]
+        return gradients
+
+
+def test_a_recording_without_room_is_none_and_the_loop_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(tmp_path, steps=3, after=0, on_cpu=False)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    with pytest.raises(AssertionError, match=r"3 steps of LlamaForCausalLM take 0\.\d MB more, and 0\.0 MB are free"):
+        loops.custom_loss(tmp_path)
+    assert "recording stopped: 3 steps of" in capsys.readouterr().err
+    assert not list((tmp_path / "models").glob("*/*")), "what was written is given back"
+
+
+def test_a_large_recording_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(tmp_path, steps=3, after=0, on_cpu=False)
+    monkeypatch.setattr(recording, "_WORTH_SAYING", 1000)
+    loops.custom_loss(tmp_path)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(r"toolkit: recording steps 1 to 3 of LlamaForCausalLM, 21 tensors: 0\.\d MB at /", line)
+
+
+def test_an_error_gives_back_what_is_not_complete(tmp_path: Path) -> None:
+    prepare(tmp_path, steps=3, after=0, on_cpu=False)
+    watching = Session(tmp_path)
+    complete, begun = (
+        Recording(torch.nn.Linear(300, 300), 3, 0, True, lambda: None, tmp_path / name) for name in ("0", "1")
+    )
+    complete.done = True
+    watching.recordings = [complete, begun]
+
+    def broken() -> None:
+        raise RuntimeError("no such attribute")
+
+    watching.guarded(broken)
+    assert watching.error == "RuntimeError: no such attribute"
+    assert (tmp_path / "0/rank0.tensors").exists()
+    assert not (tmp_path / "1/rank0.tensors").exists()
+    assert not watching.active
+
+
+def test_what_a_launcher_says_of_being_stopped_is_not_shown() -> None:
+    silent, lines = threading.Event(), deque[str]()
+
+    def told() -> Iterator[bytes]:
+        yield b"loss 1.0\n"
+        silent.set()
+        yield b"torch.distributed.elastic.multiprocessing.api.SignalException\n"
+
+    _relay(told(), lines, silent)  # type: ignore[arg-type]
+    assert list(lines) == ["loss 1.0"]

@@ -25,7 +25,8 @@ _JOB = "toolkit.verification.record.worker"
 
 def begin_imports(recipe: Recipe) -> None:
     """Start the process that imports what a recipe's ranks need, and have groups start their ranks there. Without a
-    GPU alone: a process whose driver was asked for one cannot be forked. Elsewhere ranks start as they did."""
+    GPU alone: a process whose driver was asked for one cannot be forked. Elsewhere, and where there is no room for its
+    socket (a TMPDIR whose name is too long, a full disk), each rank imports by itself."""
     if sys.platform != "linux" or cuda_device_count():
         return
     packages = ["torch", "transformers", "accelerate"]
@@ -33,7 +34,10 @@ def begin_imports(recipe: Recipe) -> None:
     packages += ["deepspeed"] if strategy_named(recipe.strategy.name).distributed_type == "DEEPSPEED" else []
     with _variable(_IMPORTS, " ".join([*packages, _JOB])):
         multiprocessing.set_forkserver_preload([__name__])
-        forkserver.ensure_running()
+        try:
+            forkserver.ensure_running()
+        except OSError:
+            return
     WorkerGroup.start_method = "forkserver"
 
 

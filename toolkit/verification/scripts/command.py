@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -77,7 +78,7 @@ def record(
         models = session / "models"
         numbers = _complete(models)
         if ended.code and not (ended.stopped or ended.timed_out):
-            _raise_crash(command, ended, "" if on_cpu else _recordings_part(command, ended))
+            _raise_crash(command, ended, "" if on_cpu else _recordings_part(command, ended, timeout))
         _raise_nothing(command, ended, numbers, timeout)
         document = result.finish(
             recipe_sha256=None,
@@ -126,8 +127,9 @@ def _raise_crash(command: Sequence[str], ended: Ended, part: str) -> None:
     raise CommandFailed("\n".join([*said, *filter(None, (ended.killed, part))]), ended.code)
 
 
-def _recordings_part(command: Sequence[str], ended: Ended) -> str:
-    """Whether a command that failed fails without being recorded too, in words: a short one is run again."""
+def _recordings_part(command: Sequence[str], ended: Ended, timeout: float | None) -> str:
+    """Whether a command that failed fails without being recorded too, in words: a short one is run again, for at most
+    ``timeout`` seconds."""
     if not ended.processes:
         return ""  # nothing was recorded: no process of it imported torch
     if ended.seconds > _SHORT_S:
@@ -136,9 +138,10 @@ def _recordings_part(command: Sequence[str], ended: Ended) -> str:
         tempfile.TemporaryDirectory(prefix="toolkit-alone-") as name,
         working("running the command again without recording, to see whether that had a part in it"),
     ):
-        code = run_alone(command, Path(name), 2 * ended.seconds + 30)
+        limit = min(2 * ended.seconds + 30, math.inf if timeout is None else timeout)
+        code = run_alone(command, Path(name), limit)
     if code is None:
-        return "run again without recording, it did not end in twice the time: recording may have a part in it"
+        return f"run again without recording, it did not end in {limit:.0f} s: recording may have a part in it"
     if code == 0:
         return "run again without recording, it ended well: recording had a part in it. Please report it"
     return f"run again without recording, it failed too ({'exit status' if code > 0 else 'signal'} {abs(code)})"

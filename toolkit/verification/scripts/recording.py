@@ -52,7 +52,11 @@ class Recording:
         tensors_split = any(hasattr(p, "full_tensor") for p in model.parameters())
         kept = None
         if main or tensors_split:
-            kept = keep_model(model, meet if tensors_split else None, self.spill.keep if main else None)
+            try:
+                kept = keep_model(model, meet if tensors_split else None, self.spill.keep if main else None)
+            except BaseException:
+                self.spill.forget()
+                raise
         self.kept: KeptModel | None = kept if main else None
         self.shapes = {name: getattr(p, "ds_shape", p.shape) for name, p in model.named_parameters()}
         self.unread = [name for name, p in model.named_parameters() if p.shape != self.shapes[name]]
@@ -259,7 +263,7 @@ class Recording:
         free = shutil.disk_usage(self.folder if self.folder.exists() else self.folder.parents[1]).free
         if more > free:
             raise NotReadable(
-                f"{self.steps} steps of {self.kind} take {more / 1e9:.2f} GB more, and {free / 1e9:.2f} GB are free at "
+                f"{self.steps} steps of {self.kind} take {_size(more)} more, and {_size(free)} are free at "
                 f"{tempfile.gettempdir()}; TMPDIR chooses another disk, --steps 1 takes none"
             )
         if more + self.spill.bytes > _WORTH_SAYING:
@@ -268,7 +272,7 @@ class Recording:
             )
             sys.stderr.write(
                 f"toolkit: recording {steps} of {self.kind}, {len(sizes)} tensors: "
-                f"{(more + self.spill.bytes) / 1e9:.1f} GB at {tempfile.gettempdir()}\n"
+                f"{_size(more + self.spill.bytes)} at {tempfile.gettempdir()}\n"
             )
 
     def _take_gradient(self, scale: float) -> None:
@@ -360,6 +364,10 @@ def not_written(folder: Path, error: Exception) -> str:
     free = shutil.disk_usage(folder.parent if not folder.exists() else folder).free
     why = error.strerror if isinstance(error, OSError) else "torch could not write the file"
     return (
-        f"rank {os.environ.get('RANK', '0')} could not write its recording: {why} ({free / 1e6:.1f} MB are free at "
+        f"rank {os.environ.get('RANK', '0')} could not write its recording: {why} ({_size(free)} are free at "
         f"{tempfile.gettempdir()}; TMPDIR chooses another disk)"
     )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

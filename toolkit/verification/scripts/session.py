@@ -54,19 +54,30 @@ class Session:
         """Call ``action`` unless the recording is over or this is a process forked from it."""
         if not self.active or os.getpid() != self.pid:
             return
+        failed: Exception | None = None
         try:
             action(*args)
         except Exception as error:
+            failed = error.with_traceback(None)  # its frames have what was read, and so the disk and the memory
+        if failed is not None:
+            self._fail(failed)
+
+    def _fail(self, error: Exception) -> None:
+        """Say why, give back what incomplete recordings took, and end."""
+        if is_out_of_memory(error):
+            name, size = largest(self.recordings)
+            self.error = f"no memory was left for recording, which reads one tensor after another: {name} is {size}"
+        elif isinstance(error, OSError) and error.errno is not None:
+            self.error = not_written(self.folder, error)
+        elif isinstance(error, NotReadable | OthersStopped):
+            self.error = str(error)
+        else:
             self.error = f"{type(error).__name__}: {error}"
-            if is_out_of_memory(error):
-                name, gib = largest(self.recordings)
-                self.error = f"no memory was left for recording, which reads one tensor after another: {name} is {gib}"
-            if isinstance(error, OSError) and error.errno is not None:
-                self.error = not_written(self.folder, error)
-            for recording in self.recordings:
+        for recording in self.recordings:
+            if not recording.done:
                 recording.forget()
-            sys.stderr.write(f"toolkit record: recording stopped: {self.error}\n")
-            self.end()
+        sys.stderr.write(f"toolkit record: recording stopped: {self.error}\n")
+        self.end()
 
     # ------------------------------------------------------------------ events
 
