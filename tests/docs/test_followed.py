@@ -24,6 +24,7 @@ BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE |
 
 def run(arguments: list[str], folder: Path, package: Path = ROOT) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(package), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])  # its python
     command = ["-m", "toolkit", *arguments[1:]] if arguments[0] == "toolkit" else arguments[1:]
     return subprocess.run(
         [sys.executable, *command],
@@ -137,6 +138,24 @@ sequence_len: 512
 """,
 }
 """What README takes to be the reader's."""
+OWN_FILES["train.py"] = """\
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+
+tokenizer = AutoTokenizer.from_pretrained("small")
+tokenizer.pad_token = tokenizer.eos_token
+
+
+def encode(row):
+    text = tokenizer.apply_chat_template(row["messages"], tokenize=False)
+    ids = tokenizer(text, truncation=True, max_length=16, padding="max_length")
+    return {**ids, "labels": ids["input_ids"]}
+
+
+rows = load_dataset("json", data_files="data/train.jsonl", split="train").map(encode, remove_columns="messages")
+arguments = TrainingArguments("out", per_device_train_batch_size=2, max_steps=3, use_cpu=True, report_to="none")
+Trainer(AutoModelForCausalLM.from_pretrained("small"), arguments, train_dataset=rows).train()
+"""
 DIFFERS = "toolkit import"
 """Ends with status 1 where the recipe does not train the same, and says what differs."""
 TEMPLATE = (
