@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,24 +65,25 @@ class Reader:
     def value(self, node: ast.expr) -> Any:
         """The value of ``node``: numbers, texts, lists and dictionaries; a dtype of torch is its name. Raises
         Unreadable."""
-        if self._depth > _DEPTH:
-            raise Unreadable("refers to itself")
-        self._depth += 1
-        try:
-            return self._value(node)
-        except (ArithmeticError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-            raise Unreadable(f"{_text(node)} cannot be computed ({type(error).__name__})") from None
-        finally:
-            self._depth -= 1
+        with self._deeper():
+            try:
+                return self._value(node)
+            except (ArithmeticError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+                raise Unreadable(f"{_text(node)} cannot be computed ({type(error).__name__})") from None
 
     def call(self, node: ast.expr) -> ast.Call | None:
         """The call that ``node`` is, or that its name is assigned to; None where ``node`` is the value None. Raises
         Unreadable."""
+        with self._deeper():
+            return self._call(node)
+
+    @contextmanager
+    def _deeper(self) -> Iterator[None]:
         if self._depth > _DEPTH:
             raise Unreadable("refers to itself")
         self._depth += 1
         try:
-            return self._call(node)
+            yield
         finally:
             self._depth -= 1
 
