@@ -42,28 +42,28 @@ class Sketching:
             self.digests[name] = "none" if value is None else "" if alone else fingerprint(value)
             if not self.main:
                 return
-            kept = self.sketches
+            sketches = self.sketches
             if value is None:
-                kept.gradient[name] = None
+                sketches.gradient[name] = None
                 return
-            kept.gradient[name] = sketch(value)
+            sketches.gradient[name] = sketch(value)
             flat = value.reshape(-1)
-            kept.squares[name] = sketch_of(flat.numel(), lambda begin, end: flat[begin:end].double().square_())
+            sketches.squares[name] = sketch_of(flat.numel(), lambda begin, end: flat[begin:end].double().square_())
             exact, summed = torch.linalg.vector_norm(value, dtype=torch.float64), torch.linalg.vector_norm(value)
-            kept.norms[name] = float(exact), float(summed)
-            kept.rounded[name] = [str(d).removeprefix("torch.") for d in _HALVES if _has_all(d, value)]
+            sketches.norms[name] = float(exact), float(summed)
+            sketches.rounded[name] = [str(d).removeprefix("torch.") for d in _HALVES if _has_all(d, value)]
 
         return keep
 
     def state(self, name: str, state: OptimizerState | None) -> None:
         if not self.main or state is None:
             return
-        kept = self.sketches
-        kept.counts[name] = state.step
-        kept.moments[name] = {key: sketch(moment) for key, moment in state.moments.items()}
-        kept.moment_dtype = str(next(iter(state.moments.values())).dtype).removeprefix("torch.")
+        sketches = self.sketches
+        sketches.counts[name] = state.step
+        sketches.moments[name] = {key: sketch(moment) for key, moment in state.moments.items()}
+        sketches.moment_dtype = str(next(iter(state.moments.values())).dtype).removeprefix("torch.")
         if (group := self.groups.get(name)) is not None:
-            kept.directions[name] = _direction(state, group)
+            sketches.directions[name] = _direction(state, group)
 
 
 def _direction(state: OptimizerState, group: GroupFacts) -> torch.Tensor:
