@@ -9,6 +9,7 @@ from typing import Any
 from toolkit.importing.draft import Draft, Written
 from toolkit.importing.outcome import Key
 from toolkit.linting.near import meant, nearest
+from toolkit.rooms import all_options
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,11 @@ def nothing(reason: str, *names: str) -> dict[str, Rule]:
 def off(reason: str, *names: str) -> dict[str, Rule]:
     """A row for each name, of keys that the recipe lacks for one reason."""
     return {name: Off(reason) for name in words(*names)}
+
+
+def rules_of_options(tool: str) -> dict[str, Rule]:
+    """The rows that options have for a tool's keys, in their own folders."""
+    return {key: rule for option in all_options().values() for key, rule in option.names(tool).items()}
 
 
 def parts(*names: str) -> dict[str, Rule]:

@@ -1,0 +1,13 @@
+"""NEFTune in the files of other tools."""
+
+from __future__ import annotations
+
+from toolkit.importing.table import off
+
+RULES = {
+    "trainer": off(
+        "noise scaled by padded lengths; model.neftune_alpha scales it by each sample's own", "neftune_noise_alpha"
+    ),
+    "axolotl": off("noise added to embeddings", "neftune_noise_alpha noisy_embedding_alpha"),
+}
+"""By tool; ``trainer`` stands for all that take transformers' TrainingArguments."""
