@@ -95,8 +95,8 @@ class Option:
         return {}
 
     def names(self, tool: str) -> Mapping[str, Any]:
-        """Rules for the keys of another tool (`toolkit/importing/table.py`), by key. ``tool``: ``trainer``,
-        ``axolotl``, ..."""
+        """Rules for the keys of another tool (`toolkit/importing/table.py`), by key. ``tool``: the id of
+        its table, for example ``axolotl``; ``trainer`` for scripts of transformers' Trainer."""
         module = self._part("names")
         return {} if module is None else module.RULES.get(tool, {})
 

@@ -35,10 +35,6 @@ class Extras:
         options = tuple(option.plain(settings) for option, settings in asked_options(recipe))
         return Extras(recipe.label_smoothing, recipe.z_loss, balance=True, options=options)
 
-    def in_evaluation(self) -> Extras:
-        """What an evaluation has of them."""
-        return Extras(options=tuple(option for option in self.options if option.in_evaluation))
-
     def loss(self, logits: torch.Tensor, targets: torch.Tensor, everywhere: torch.Tensor) -> torch.Tensor:
         """Summed over the ``targets`` (tokens,) that are not -100; ``logits`` (tokens, classes). ``everywhere``: the
         logits of all positions, the last of a row too, which predicts nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -12,12 +12,9 @@ import torch
 class PlainOption:
     """An option of a recipe as the plain loop has it; frozen, so that a mistake is another one."""
 
-    in_evaluation: ClassVar[bool] = False
-    """Whether evaluation has it too."""
-
     @contextlib.contextmanager
     def around(self, model: Any, inputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Inside, a forward of ``model`` on ``inputs`` has the option; ``model.training`` says for what it runs."""
+        """Inside, a forward of ``model`` on ``inputs`` has the option if the model is in training mode."""
         yield
 
     def mistakes(self) -> list[tuple[str, dict[str, object], PlainOption]]:

@@ -78,7 +78,7 @@ def _plain_loss(reference: Reference, weights: Tensors) -> tuple[float, float]:
     """Mean loss of the first window in evaluation mode, and the bound of its error, relative."""
     loop = reference.loop
     reference.set_weights(weights)
-    extras, loop.extras = loop.extras, loop.extras.in_evaluation()
+    extras, loop.extras = loop.extras, type(loop.extras)()
     loop.model.eval()
     try:
         with torch.no_grad(), loop.autocast():
