@@ -1,8 +1,10 @@
-"""Modules that register strategies and options: the toolkit's own, those of installed packages, and those a user names.
+"""Modules that register strategies, options and optimizers: the toolkit's own, those of installed packages, and those
+that a user names.
 
-A package adds them with an entry point of the group ``toolkit.strategies`` or ``toolkit.options`` whose value is a
-module. A single file needs no package: ``TOOLKIT_PLUGINS`` holds module names or paths of Python files, separated by
-commas. Worker processes and launched ranks inherit the variable, so every rank knows the same ones.
+A package adds them with an entry point of the group ``toolkit.strategies``, ``toolkit.options`` or
+``toolkit.optimizers`` whose value is a module. A single file needs no package: ``TOOLKIT_PLUGINS`` holds module names
+or paths of Python files, separated by commas. Worker processes and launched ranks inherit the variable, so every rank
+knows the same ones.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from pathlib import Path
 
 from toolkit.errors import InputError
 
-GROUPS = ("toolkit.strategies", "toolkit.options")
+GROUPS = ("toolkit.strategies", "toolkit.options", "toolkit.optimizers")
 VARIABLE = "TOOLKIT_PLUGINS"
 
 
 def load_plugins(*, installed: bool = True) -> None:
-    """Import every module that registers strategies or options, once. Raises InputError if one cannot be imported.
+    """Import every module that registers something, once. Raises InputError if one cannot be imported.
 
     ``installed`` False: leave out those of installed packages. To find them takes longer than all else that a command
     does which only writes files.
