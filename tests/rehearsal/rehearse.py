@@ -33,8 +33,8 @@ from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 from toolkit.strategies.engines.base import Engine
-from toolkit.strategies.engines.layers import DividedFsdp2Engine
 from toolkit.strategies.engines.pieces import Saved
+from toolkit.strategies.layouts.tensor import Layers
 from toolkit.training import checkpoint, loop
 from toolkit.training.guard import LossGuard
 from toolkit.training.loop import Progress
@@ -178,7 +178,7 @@ def _claims_of_one_rank() -> Iterator[None]:
     """Inside, nothing is claimed of the values of other ranks: here they are this one's."""
     with (
         mock.patch.object(Engine, "_copy_claims", return_value=[]),
-        mock.patch.object(DividedFsdp2Engine, "_layer_claims", return_value=[]),
+        mock.patch.object(Layers, "_layer_claims", return_value=[]),
     ):
         yield
 

@@ -192,10 +192,10 @@ def test_a_mesh_that_does_not_work_is_refused_with_one_that_does(
 def test_a_strategy_may_name_its_engine_of_stages_as_before() -> None:
     """For one release, with a warning."""
     ddp = type(strategy_of(resolved("ddp", None)))
-    traits = dataclasses.replace(ddp.traits, axis_engines={}, stages=True)
-    with pytest.warns(DeprecationWarning, match=r"Mine: staged_engine .* are Traits\(axis_engines="):
+    traits = dataclasses.replace(ddp.traits, layouts=frozenset(), stages=True)
+    with pytest.warns(DeprecationWarning, match=r"Mine: staged_engine .* are Traits\(layouts="):
         kind = type("Mine", (ddp,), {"traits": traits, "staged_engine": "mine:Engine"})
-    assert kind.traits.axis_engines == {"pipeline": "mine:Engine"}
+    assert kind.traits.layouts == {"pipeline"}
 
 
 @pytest.mark.parametrize("command", ["config", "plan", "train", "verify"])

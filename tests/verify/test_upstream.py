@@ -241,7 +241,7 @@ def test_torch_unties_weights_that_it_divides(group: WorkerGroup) -> None:
 
 
 def test_accelerate_asks_transformers_for_what_is_gone(group: WorkerGroup) -> None:
-    """Worked around in strategies/engines/layers.py: accelerate is given plain tensors, and divides nothing."""
+    """Worked around in strategies/layouts/tensor.py: accelerate is given plain tensors, and divides nothing."""
     assert "ReplicateParallel" in group.run(mesh_traps.accelerate_asks_for_what_is_gone)[0]
 
 

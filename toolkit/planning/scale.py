@@ -52,7 +52,7 @@ def meshes(traits: Traits, per_node: int, nodes: int) -> Iterator[dict[str, int]
     within a node where the strategy can; rows, layers, both, or experts divided within a node, or none of them; or
     blocks in stages. A recipe may refuse some."""
     whole = "shard" if traits.shards else "replicate"
-    divided = ["context", *({"tensor"} & traits.axis_engines.keys())]
+    divided = ["context", *({"tensor"} & traits.layouts)]
     parts = [("context", 1), *((axis, size) for axis in divided for size in _PARTS if size <= per_node)]
     for axis, size in parts:
         rest = per_node * nodes // size
@@ -63,13 +63,13 @@ def meshes(traits: Traits, per_node: int, nodes: int) -> Iterator[dict[str, int]
         if size * layers <= per_node:
             rest = per_node * nodes // (size * layers)
             yield {"context": size, "tensor": layers} | ({whole: rest} if rest > 1 else {})
-    for size in _PARTS if "expert" in traits.axis_engines else ():
+    for size in _PARTS if "expert" in traits.layouts else ():
         if size <= per_node:
             rest = per_node * nodes // size
             yield {"expert": size} | ({whole: rest} if rest > 1 else {})
             if rest > 1:  # where ranks have fewer experts than could shard them
                 yield {"expert": size, "replicate": rest}
-    for stages in _STAGES if "pipeline" in traits.axis_engines else ():
+    for stages in _STAGES if "pipeline" in traits.layouts else ():
         rest = per_node * nodes // stages
         if rest >= 1:
             yield {"pipeline": stages} | ({whole: rest} if rest > 1 else {})

@@ -326,7 +326,7 @@ class Search:
         has; without a mesh the most that a node's processes allow, up to 8. 1 where the strategy cannot, or the model
         has none that can be divided."""
         recipe = self.asked.recipe
-        if "expert" not in traits.axis_engines or self.asked.facts.model_type not in FAMILIES:
+        if "expert" not in traits.layouts or self.asked.facts.model_type not in FAMILIES:
             return 1
         if recipe.strategy.mesh is not None:
             return 1 if name == recipe.strategy.name else self.asked.mesh.expert

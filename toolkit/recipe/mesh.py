@@ -97,7 +97,7 @@ class Mesh:
     def divided_alike(self, world: int, traits: Traits) -> dict[str, int] | None:
         """``strategy.mesh`` for a strategy without copies of what it shards, with rows and, where it divides any,
         layers divided as here; None where they are not."""
-        tensor = self.tensor if "tensor" in traits.axis_engines else 1
+        tensor = self.tensor if "tensor" in traits.layouts else 1
         if self.context * tensor == 1:
             return None
         rest = {"shard" if traits.shards else "replicate": world // self.context // tensor}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from toolkit.recipe.traits import Traits
 
 WHAT = {"tensor": "layers", "pipeline": "blocks", "expert": "experts"}
-"""The axes that a strategy needs an engine for (``Traits.axis_engines``), and what each divides."""
+"""The axes that a strategy needs a layout for (``Traits.layouts``), and what each divides."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def mesh_refusal(recipe: Recipe, traits: Traits) -> str | None:
             instead = _instead(recipe, mesh, without=pair.axis)
             return f"strategy.mesh.{pair.axis}: is not supported beside {pair.other}: {pair.why}; {instead}"
     for axis, what in WHAT.items():
-        if getattr(mesh, axis) > 1 and axis not in traits.axis_engines:
+        if getattr(mesh, axis) > 1 and axis not in traits.layouts:
             name = recipe.strategy.name
             return f"strategy.mesh.{axis}: {name} does not divide {what}; {_instead(recipe, mesh)}"
     return None
@@ -69,7 +69,7 @@ def _strategy(recipe: Recipe, axes: dict[str, int]) -> str:
     able = [
         name
         for name, kind in REGISTERED.items()
-        if "weights" in kind.traits.shards and axes.keys() - {"context"} <= kind.traits.axis_engines.keys()
+        if "weights" in kind.traits.shards and axes.keys() - {"context"} <= kind.traits.layouts
     ]
     name = recipe.strategy.name
     return name if name in able else min(able, key=lambda other: REGISTERED[other].traits.precedence)

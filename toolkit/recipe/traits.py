@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass
 from typing import Literal
 
 Part = Literal["optimizer", "gradients", "weights"]
@@ -58,9 +57,9 @@ class Traits:
     hybrid: Literal["state", "weights"] | None = None
     """What `strategy.mesh` can both shard and replicate: the whole training state, or a second copy of the weights
     alone. None: nothing."""
-    axis_engines: Mapping[str, str] = field(default_factory=dict)
-    """By axis of `strategy.mesh` (tensor, pipeline, expert) the engine for a mesh with it, as ``module:class``. An axis
-    that is not among them is refused."""
+    layouts: frozenset[str] = frozenset()
+    """Axes of `strategy.mesh`, of tensor, pipeline and expert, that may divide its model
+    (toolkit/strategies/layouts); others are refused."""
     validated: frozenset[str] | None = None
     """What `plan`'s predictions were compared with measurements for, beyond plain training: offload, fp16, task names.
     None: nothing was."""
@@ -71,4 +70,4 @@ class Traits:
     reentrant_adapters: bool = False
     """The transformers Trainer needs reentrant activation checkpointing for adapters under this strategy."""
     stages: InitVar[bool] = False
-    """Read no more: ``axis_engines`` says it. Accepted for one release, with ``Strategy.staged_engine``."""
+    """Read no more: ``layouts`` says it. Accepted for one release, with ``Strategy.staged_engine``."""

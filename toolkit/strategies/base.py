@@ -6,7 +6,6 @@ Nothing here imports torch; ``engine`` names the module that does, imported when
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from toolkit.recipe.resolve import Decisions, Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import REGISTERED, register
 from toolkit.recipe.traits import Traits
+from toolkit.strategies.composed import LAYOUTS, engine_with, named
 
 if TYPE_CHECKING:
     from toolkit.strategies.engines.base import Engine
@@ -35,20 +35,20 @@ class Strategy:
     traits: ClassVar[Traits]
     offloads: ClassVar[tuple[str, ...]] = ("none",)
     engine: ClassVar[str]
-    """``module:class`` of the engine. ``traits.axis_engines`` names those for a mesh that divides more than state and
-    rows."""
+    """``module:class`` of the engine. Where a mesh divides more than state and rows, layouts come before it
+    (``traits.layouts``)."""
     memory: ClassVar[str]
     """``module:class`` of the memory model: the bytes that the strategy uses on a device."""
 
     def __init_subclass__(cls) -> None:
-        if (staged := vars(cls).get("staged_engine")) is not None:
+        if vars(cls).get("staged_engine") is not None:
             warnings.warn(
-                f"{cls.__name__}: staged_engine and Traits(stages=True) are Traits(axis_engines={{'pipeline': ...}}) "
-                "now; the next release does not read them",
+                f"{cls.__name__}: staged_engine and Traits(stages=True) are Traits(layouts={{'pipeline'}}) now; the "
+                "next release does not read them",
                 DeprecationWarning,
                 stacklevel=2,
             )
-            cls.traits = replace(cls.traits, axis_engines={**cls.traits.axis_engines, "pipeline": staged})
+            cls.traits = replace(cls.traits, layouts=cls.traits.layouts | {"pipeline"})
         if "name" in vars(cls):
             register(cls.name, cls)
 
@@ -175,18 +175,15 @@ class Strategy:
 
     def engine_class(self) -> type[Engine]:
         """The engine's class; imports torch and more."""
-        return _imported(self.engine)
+        return named(self.engine)
 
     def engine_for(self, resolved: Resolved) -> type[Engine]:
-        """The engine's class for a recipe: that of the axis which divides its model, where its mesh has one."""
-        engines = self.traits.axis_engines
-        return _imported(next((engines[axis] for axis in engines if getattr(resolved.mesh, axis) > 1), self.engine))
+        """The engine's class for a recipe: with the layouts of the axes that divide its model."""
+        axes = [axis for axis in LAYOUTS if axis in self.traits.layouts and getattr(resolved.mesh, axis) > 1]
+        if axes == ["pipeline"] and (staged := getattr(self, "staged_engine", None)) is not None:
+            return named(staged)  # of a strategy for an earlier version
+        return engine_with(self.engine_class(), axes)
 
     def memory_model(self) -> type[MemoryModel]:
         """The memory model's class; imports nothing heavy."""
-        return _imported(self.memory)
-
-
-def _imported(named: str) -> Any:
-    module, _, name = named.partition(":")
-    return getattr(importlib.import_module(module), name)
+        return named(self.memory)

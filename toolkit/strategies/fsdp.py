@@ -237,11 +237,7 @@ class Fsdp2(_Fsdp):
         precedence=4,
         validated=frozenset({"fp16", "unsharded blocks"}),
         sums_input_gradients_by_block=True,
-        axis_engines={
-            "tensor": "toolkit.strategies.engines.layers:DividedFsdp2Engine",
-            "expert": "toolkit.strategies.engines.experts:ExpertsFsdp2Engine",
-            "pipeline": "toolkit.strategies.engines.stages:StagedFsdp2Engine",
-        },
+        layouts=frozenset({"tensor", "expert", "pipeline"}),
         **_FSDP,
     )
 

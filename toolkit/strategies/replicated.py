@@ -43,7 +43,7 @@ class DistributedDataParallel(Strategy):
         other_sync=True,
         broadcasts=True,
         continues_without_gradient=False,
-        axis_engines={"pipeline": "toolkit.strategies.engines.stages:StagedDdpEngine"},
+        layouts=frozenset({"pipeline"}),
         precedence=1,
         validated=frozenset({"fp16"}),
     )

@@ -117,9 +117,13 @@ class Engine:
         (self.scaler.scale(loss) if self.scaler else loss).backward()
 
     def unscale(self) -> None:
-        """Unscale the gradients, after the last micro-batch of a window."""
+        """Complete and unscale the gradients, after the last micro-batch of a window."""
+        self.complete_gradients()
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
+
+    def complete_gradients(self) -> None:
+        """Sum over ranks what the backwards of a window have not summed."""
 
     def step(self, lr: float) -> Step:
         """Clip, update, and clear the gradients."""

@@ -6,14 +6,17 @@ import contextlib
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from toolkit.model.tensor import state_group
 from toolkit.optim.adamw8bit import dense_moment, moment_dtype
 from toolkit.strategies.engines.base import Engine, OptimizerState, counted_steps, on_host
 from toolkit.strategies.engines.claims import Claim, connected_claim
 from toolkit.strategies.engines.pieces import Owned, Values
 from toolkit.strategies.engines.prepared import Prepared
+from toolkit.strategies.memory.replicated import BUCKET
 
 
 class SingleEngine(Engine):
@@ -85,14 +88,54 @@ class DdpEngine(SingleEngine):
     """torch's DistributedDataParallel, made by Accelerate."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        return self.accelerator.prepare_model(model)
+        if self.pipeline is None:
+            return self.accelerator.prepare_model(model)
+        # DDP itself begins to sum gradients in the backward that follows the last forward, which with stages is an
+        # earlier micro-batch's. As DDP does: the first rank's weights are those of all copies.
+        first, group = self.resolved.mesh.state_peers(dist.get_rank())[0], state_group(self.resolved)
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.detach(), first, group=group)
+        return model
 
     def accumulating(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        if last or self.resolved.reduces_each_micro_batch:
+        if last or self.pipeline is not None or self.resolved.reduces_each_micro_batch:
             return contextlib.nullcontext()
         return self.accelerator.no_sync(self.model)
 
+    def complete_gradients(self) -> None:
+        super().complete_gradients()
+        if self.pipeline is not None:
+            self._average()
+
+    def _average(self) -> None:
+        """Average gradients over the ranks that have the same blocks, once per step."""
+        copies = self.resolved.mesh.replicate
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        if copies == 1:
+            return
+        for bucket in _buckets(gradients):
+            flat = torch.cat([gradient.reshape(-1) for gradient in bucket]).div_(copies)
+            dist.all_reduce(flat, group=state_group(self.resolved))
+            for gradient, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+                gradient.copy_(part.view_as(gradient))
+
     def evidence(self) -> list[Claim]:
+        if self.pipeline is not None:
+            parts = [((self.resolved.mesh.replicate, 1), p.data) for p in self.parameters.values()]
+            return [*super().evidence(), *self._mesh_claims(parts)]
         wrapped = isinstance(self.model, DistributedDataParallel)
         seen = type(self.model).__name__
         return [*super().evidence(), Claim("model-wrapped", "model wrapped", "DistributedDataParallel", seen, wrapped)]
+
+
+def _buckets(gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Gradients of one dtype and about 25 MiB each, in order."""
+    found: list[list[torch.Tensor]] = []
+    size = 0
+    for gradient in gradients:
+        if not found or size >= BUCKET or found[-1][0].dtype != gradient.dtype:
+            found.append([])
+            size = 0
+        found[-1].append(gradient)
+        size += gradient.nbytes
+    return found

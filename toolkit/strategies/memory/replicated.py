@@ -21,7 +21,7 @@ class SingleMemory(MemoryModel):
 class DdpMemory(SingleMemory):
     """And a bucket copy of every gradient (torch/csrc/distributed/c10d/reducer.cpp; accelerate 1.15.0 leaves
     ``gradient_as_bucket_view`` off). Where ranks are stages, copies of one average their gradients bucket by bucket
-    when the last backward has ended (toolkit/strategies/engines/stages.py)."""
+    when the last backward has ended (toolkit/strategies/engines/replicated.py)."""
 
     def account(self) -> None:
         super().account()

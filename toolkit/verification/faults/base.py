@@ -45,13 +45,13 @@ WITHOUT_GRADIENT = Applies(lambda strategy: strategy.traits.continues_without_gr
 """Training continues where a weight gets no gradient."""
 
 
-SPLITS_LAYERS = Applies(lambda strategy: "tensor" in strategy.traits.axis_engines)
+SPLITS_LAYERS = Applies(lambda strategy: "tensor" in strategy.traits.layouts)
 """`strategy.mesh.tensor` divides the matrices of layers."""
-SPLITS_EXPERTS = Applies(lambda strategy: "expert" in strategy.traits.axis_engines)
+SPLITS_EXPERTS = Applies(lambda strategy: "expert" in strategy.traits.layouts)
 """`strategy.mesh.expert` divides the experts of layers."""
-STAGES = Applies(lambda strategy: "pipeline" in strategy.traits.axis_engines)
+STAGES = Applies(lambda strategy: "pipeline" in strategy.traits.layouts)
 """`strategy.mesh.pipeline` divides the model's blocks over ranks."""
-STAGES_OF_COPIES = Applies(lambda s: "pipeline" in s.traits.axis_engines and not s.traits.shards)
+STAGES_OF_COPIES = Applies(lambda s: "pipeline" in s.traits.layouts and not s.traits.shards)
 HYBRID = Applies(lambda strategy: strategy.traits.hybrid is not None)
 HYBRID_STATE = Applies(lambda strategy: strategy.traits.hybrid == "state")
 """Gradients are reduced over the axes of a mesh one after the other."""

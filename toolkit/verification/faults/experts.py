@@ -50,7 +50,7 @@ class CopiesApart(_OfExperts):
     def inject(self, patch: Patch, case: Any) -> None:
         import torch.distributed as dist
 
-        from toolkit.strategies.engines.experts import ExpertsFsdp2Engine
+        from toolkit.strategies.layouts.expert import Experts
 
         copies: list[Any] = []
 
@@ -71,7 +71,7 @@ class CopiesApart(_OfExperts):
 
             return wrong
 
-        patch(ExpertsFsdp2Engine, "_expert_mesh", expert_mesh)
+        patch(Experts, "_expert_mesh", expert_mesh)
         patch(dist, "all_reduce", all_reduce)
 
 
@@ -81,7 +81,7 @@ class ScaledByRanks(_OfExperts):
     diagnoses = ("expert-gradients-scaled",)
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.strategies.engines.experts import ExpertsFsdp2Engine
+        from toolkit.strategies.layouts.expert import Experts
 
         def completed(right: Any) -> Any:
             def wrong(engine: Any) -> None:
@@ -93,7 +93,7 @@ class ScaledByRanks(_OfExperts):
 
             return wrong
 
-        patch(ExpertsFsdp2Engine, "average_experts", completed)
+        patch(Experts, "average_experts", completed)
 
 
 class ResultsMisplaced(_OfExperts):
@@ -122,12 +122,12 @@ class NormOfOneRank(_OfExperts):
     diagnoses = ("norm-of-one-shard",)
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.strategies.engines import layers
+        from toolkit.strategies.layouts import divided
 
         def over_ranks(right: Any) -> Any:
             return lambda squares, group: self.reached()
 
-        patch(layers, "_over_ranks", over_ranks)
+        patch(divided, "_over_ranks", over_ranks)
 
 
 class AdaptersMixed(_OfExperts):
@@ -162,7 +162,7 @@ class ShardedOverAll(_OfExperts):
     diagnoses = ("mesh-not-active",)
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.strategies.engines import experts
+        from toolkit.strategies.layouts import expert
 
         def sharded_apart(right: Any) -> Any:
             def wrong(*given: Any) -> Any:
@@ -171,4 +171,4 @@ class ShardedOverAll(_OfExperts):
 
             return wrong
 
-        patch(experts, "_sharded_apart", sharded_apart)
+        patch(expert, "_sharded_apart", sharded_apart)

@@ -131,7 +131,7 @@ class NormOfOnePart(_OfLayers):
     diagnoses = ("norm-of-one-shard",)
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.strategies.engines import layers
+        from toolkit.strategies.layouts import divided
 
         def square(right: Any) -> Any:
             def wrong(*args: Any) -> Any:
@@ -143,8 +143,8 @@ class NormOfOnePart(_OfLayers):
         def over_ranks(right: Any) -> Any:
             return lambda squares, group: None
 
-        patch(layers, "square", square)
-        patch(layers, "_over_ranks", over_ranks)
+        patch(divided, "square", square)
+        patch(divided, "_over_ranks", over_ranks)
 
 
 class MasksOfEachRank(_OfLayers):

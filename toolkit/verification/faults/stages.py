@@ -54,7 +54,7 @@ class SharedGradientApart(_OfStages):
         return super().needs_of(resolved) | {"adapter": None}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.strategies.engines import stages
+        from toolkit.strategies.layouts import pipeline as stages
 
         def over_ends(right: Any) -> Any:
             return lambda gradient, group: self.reached()
@@ -69,7 +69,7 @@ class DividedAgain(_OfStages):
     diagnoses = ("accumulation-divided-twice",)
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.strategies.engines.stages import Staged
+        from toolkit.strategies.layouts.pipeline import Staged
 
         def unscale(right: Any) -> Any:
             def wrong(engine: Any) -> None:
@@ -134,7 +134,7 @@ class NormOfOneStage(_OfStages):
     diagnoses = ("norm-of-one-shard",)
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.strategies.engines import stages
+        from toolkit.strategies.layouts import pipeline as stages
 
         def over_stages(right: Any) -> Any:
             return lambda squares, group: self.reached()
@@ -149,12 +149,12 @@ class CopiesApart(_OfStages):
     strategies = STAGES_OF_COPIES
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.strategies.engines import stages
+        from toolkit.strategies.engines.replicated import DdpEngine
 
         def average(right: Any) -> Any:
             return lambda engine: self.reached()
 
-        patch(stages.StagedDdpEngine, "_average", average)
+        patch(DdpEngine, "_average", average)
 
 
 class MasksAlike(_OfStages):

@@ -1,12 +1,11 @@
-"""``strategy.mesh.tensor`` under FSDP2: each rank trains its part of divided weights, and FSDP2 shards the parts.
+"""Layouts in which ranks divide weights, and a strategy shards or copies the parts.
 
-To FSDP2 a part is a weight. ``DividedLayers`` gives and takes whole weights: it gathers them from the ranks that divide
-them, and keeps this rank's part of what it takes.
+To the strategy's engine a part is a weight. ``Divided`` gives and takes whole weights: it gathers them from the ranks
+that divide them, and keeps this rank's part of what it takes.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,12 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from toolkit.model.tensor import Division, layer_group
-from toolkit.optim.adamw8bit import local
+from toolkit.model.tensor import Division
 from toolkit.recipe.resolve import Resolved
-from toolkit.strategies.engines.base import OptimizerState
-from toolkit.strategies.engines.claims import Claim
-from toolkit.strategies.engines.fsdp2 import Fsdp2Engine
+from toolkit.strategies.engines.base import Engine, OptimizerState
 from toolkit.strategies.engines.pieces import Owned, Piece, Places, Saved, Shape, Values, within
 from toolkit.strategies.engines.prepared import Prepared
 
@@ -28,8 +24,9 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-class DividedLayers(Fsdp2Engine):
-    """FSDP2 where other ranks than those that shard divide some of the weights."""
+class Divided(Engine):
+    """What an engine does otherwise where other ranks than those that shard divide some of the weights; comes before it
+    among the base classes."""
 
     def __init__(self, prepared: Prepared, accelerator: Accelerator) -> None:
         self.divisions = prepared.divisions
@@ -163,45 +160,3 @@ def square(gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:
         return torch.zeros((), device=device)
     norm = torch.nn.utils.get_total_norm(gradients)
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm).float().square()
-
-
-class DividedFsdp2Engine(DividedLayers):
-    """Each rank's parts are sharded over the ranks that have the same ones: accelerate's mesh has an axis beside."""
-
-    def _group(self, resolved: Resolved) -> dist.ProcessGroup:
-        return layer_group(resolved)
-
-    def engage(self, prepared: Prepared) -> None:
-        # accelerate 1.15.0 warns that weights which are no DTensors are not divided by torch.
-        log = logging.getLogger("accelerate.accelerator")
-        level = log.level
-        log.setLevel(logging.ERROR)
-        try:
-            super().engage(prepared)
-        finally:
-            log.setLevel(level)
-
-    def evidence(self) -> list[Claim]:
-        return [*super().evidence(), *self._layer_claims()]
-
-    def _layer_claims(self) -> list[Claim]:
-        """Evidence that layers are divided: the ranks have different parts of the divided weights, and the same of all
-        others. Every rank calls it."""
-        mesh = self.resolved.mesh
-        names = list(self.divisions)
-        own = dict(self.model.named_parameters())
-        divided = [own[name] for name in names]
-        rest = [p for name, p in own.items() if name not in self.divisions]
-        sums = torch.zeros(mesh.tensor, 2, dtype=torch.float64, device=self.device)
-        for at, tensors in enumerate((divided, rest)):
-            sums[mesh.column(self.accelerator.process_index), at] = sum(
-                local(p).detach().double().abs().sum().to(self.device) for p in tensors
-            )
-        dist.all_reduce(sums, group=self.layer_group)
-        different = len(set(sums[:, 0].tolist()))
-        same = len(set(sums[:, 1].tolist())) == 1
-        return [
-            Claim("layers-divided", "ranks with a part of their own of divided layers", str(mesh.tensor),
-                  str(different), bool(names) and different == mesh.tensor),
-            Claim("layers-alike", "ranks agree on weights that are not divided", "yes", "yes" if same else "no", same),
-        ]  # fmt: skip

@@ -10,19 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from toolkit.model.tensor import group_of, state_group
+from toolkit.model.tensor import group_of
 from toolkit.optim.adamw8bit import local
 from toolkit.strategies.engines.base import Engine, OptimizerState
 from toolkit.strategies.engines.claims import Claim
-from toolkit.strategies.engines.fsdp2 import Fsdp2Engine
-from toolkit.strategies.engines.layers import square
 from toolkit.strategies.engines.link import Link, Pipeline
 from toolkit.strategies.engines.pieces import Owned, Saved, Values
 from toolkit.strategies.engines.prepared import Prepared
-from toolkit.strategies.engines.replicated import SingleEngine
-from toolkit.strategies.memory.replicated import BUCKET
+from toolkit.strategies.layouts.divided import square
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -55,9 +51,9 @@ class Staged(Engine):
         with self.accumulating(last):
             super().backward(loss, last)
 
-    def unscale(self) -> None:
+    def complete_gradients(self) -> None:
+        super().complete_gradients()
         self._sum_shared()
-        super().unscale()
 
     def _sum_shared(self) -> None:
         """Of a weight that the embedding and the head share, each of the two stages has a part of the gradient."""
@@ -150,6 +146,9 @@ class Staged(Engine):
 
     # ------------------------------------------------------------------ evidence
 
+    def evidence(self) -> list[Claim]:
+        return [*super().evidence(), *self._stage_claims()]
+
     def _stage_claims(self) -> list[Claim]:
         """Evidence that stages have different blocks, that together they have the model, and that weights which two of
         them share are equal. Every rank calls it."""
@@ -197,60 +196,3 @@ def _over_ends(gradient: torch.Tensor, group: Any) -> None:
 def _over_stages(squares: torch.Tensor, group: Any) -> None:
     """Each stage has the squares of its own weights' gradients."""
     dist.all_reduce(squares, group=group)
-
-
-def _buckets(gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Gradients of one dtype and about 25 MiB each, in order."""
-    found: list[list[torch.Tensor]] = []
-    size = 0
-    for gradient in gradients:
-        if not found or size >= BUCKET or found[-1][0].dtype != gradient.dtype:
-            found.append([])
-            size = 0
-        found[-1].append(gradient)
-        size += gradient.nbytes
-    return found
-
-
-class StagedDdpEngine(Staged, SingleEngine):
-    """Gradients are averaged over the ranks that have the same blocks, once per step. DDP itself begins to sum them in
-    the backward that follows the last forward, which with stages is an earlier micro-batch's."""
-
-    def unscale(self) -> None:
-        # Before the two stages of a shared weight add up: a collective of more than two ranks adds in an order that
-        # depends on where a tensor is in its bucket, and both have to have the same gradient.
-        self._average()
-        super().unscale()
-
-    def _average(self) -> None:
-        copies = self.resolved.mesh.replicate
-        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-        if copies == 1:
-            return
-        for bucket in _buckets(gradients):
-            flat = torch.cat([gradient.reshape(-1) for gradient in bucket]).div_(copies)
-            dist.all_reduce(flat, group=state_group(self.resolved))
-            for gradient, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
-                gradient.copy_(part.view_as(gradient))
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        # As DDP does: the first rank's weights are those of all copies.
-        first, group = self.resolved.mesh.state_peers(dist.get_rank())[0], state_group(self.resolved)
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor.detach(), first, group=group)
-        return model
-
-    def load_pieces(self, name: str, saved: Saved) -> None:
-        if name in self.parameters:
-            Engine.load_pieces(self, name, saved)
-
-    def evidence(self) -> list[Claim]:
-        parts = [((self.resolved.mesh.replicate, 1), p.data) for p in self.parameters.values()]
-        return [*super().evidence(), *self._mesh_claims(parts), *self._stage_claims()]
-
-
-class StagedFsdp2Engine(Staged, Fsdp2Engine):
-    """The ranks of a stage shard its blocks, or copy what is sharded: accelerate is given their mesh."""
-
-    def evidence(self) -> list[Claim]:
-        return [*super().evidence(), *self._stage_claims()]

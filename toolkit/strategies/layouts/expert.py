@@ -1,4 +1,4 @@
-"""``strategy.mesh.expert`` under FSDP2: each rank trains its experts on the tokens of all ranks that share them.
+"""``strategy.mesh.expert``, under FSDP2: each rank trains its experts on the tokens of all ranks that share them.
 
 FSDP2 shards an expert over the ranks that have it, and everything else over all ranks. An expert's gradient is complete
 when the ranks that have it have added up theirs: each is the sum over the samples of one group of ranks.
@@ -23,12 +23,13 @@ from toolkit.model.experts import expert_group
 from toolkit.optim.adamw8bit import local
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.claims import Claim
-from toolkit.strategies.engines.layers import DividedLayers
+from toolkit.strategies.engines.fsdp2 import Fsdp2Engine
 from toolkit.strategies.engines.prepared import Prepared
+from toolkit.strategies.layouts.divided import Divided
 from toolkit.upstream.torch_fsdp import placed_on
 
 
-class ExpertsFsdp2Engine(DividedLayers):
+class Experts(Divided, Fsdp2Engine):
     """Experts are sharded over the ranks that have the same ones, everything else over all ranks."""
 
     def _group(self, resolved: Resolved) -> dist.ProcessGroup:
