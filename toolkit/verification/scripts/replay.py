@@ -164,7 +164,7 @@ class Replay:
         autocast = getattr(torch, call.autocast) if call.autocast else None
         with torch.enable_grad(), torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
             try:
-                answered = answer(module, args, kwargs)
+                answered = answer(module, args, kwargs, self._draw(rank, micro))
             except Exception as error:  # whatever a model's own code raises
                 lines = str(error).strip().splitlines() or [""]
                 raise InputError(
@@ -240,6 +240,13 @@ class Replay:
             yield
         finally:
             self._shaken = None
+
+    def _draw(self, rank: int, micro: int) -> torch.Generator | None:
+        """Of a perturbed replay, for one call."""
+        if self._shaken is None:
+            return None
+        seed = (self._shaken[2] * len(self.ranks) + rank) * 1000 + micro
+        return torch.Generator().manual_seed(seed)
 
     def _shake(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Perturb the weights as they are now; returns them with their values, to be put back."""
