@@ -14,6 +14,7 @@ from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.verification.loops.recorder import Recorder
 from toolkit.verification.loops.verify_trace import verify_trace
+from toolkit.verification.scripts.verify import verify_recording
 
 
 def test_a_right_accelerate_loop(group: WorkerGroup, tmp_path: Path) -> None:
@@ -67,12 +68,13 @@ def test_an_accelerate_loop_under_fsdp2(group: WorkerGroup, tmp_path: Path) -> N
 @pytest.mark.parametrize(("stage", "bf16"), nightly_but([(1, False), (2, True), (3, False), (3, True)], (3, True)))
 def test_an_accelerate_loop_under_deepspeed(stage: int, bf16: bool, group: WorkerGroup, tmp_path: Path) -> None:
     group.run(loops.zero_loop, str(tmp_path), stage, bf16)
-    outcome = verify_trace(tmp_path)
-    assert outcome.verdict == "equivalent", outcome.difference
-    one = outcome.passes[0]
+    (found,) = verify_recording(tmp_path)
+    assert found.outcome.verdict == "equivalent", found.outcome.difference
+    one = found.outcome.passes[0]
     assert "clipped" in next(stage for stage in one.stages if stage.name == "clip").summary
-    assert all(gradient is not None for gradient in one.ranks[0].run.steps[2].gradient.values())
-    assert outcome.resolved.recipe.precision == ("bf16" if bf16 else "fp32")
+    assert "none" not in one.ranks[0].run.steps[2].gradient_digests.values()
+    assert found.facts.strategy == f"zero{stage}"
+    assert found.facts.copy == ("bfloat16" if bf16 else None)
 
 
 @pytest.mark.nightly

@@ -288,7 +288,7 @@ def test_a_large_recording_is_announced(
 
 def test_an_error_gives_back_what_is_not_complete(tmp_path: Path) -> None:
     prepare(tmp_path, steps=3, after=0, on_cpu=False)
-    watching = Session(tmp_path)
+    watching = Session(tmp_path, 3)
     complete, begun = (
         Recording(torch.nn.Linear(300, 300), 3, 0, True, lambda: None, tmp_path / name) for name in ("0", "1")
     )
