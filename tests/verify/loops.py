@@ -82,6 +82,22 @@ def accelerate_loop(folder: str, right: bool) -> None:
                 optimizer.zero_grad()
 
 
+def same_samples(folder: str) -> None:
+    """Two ranks under DDP whose sampler does not know of ranks."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    _launched_for("NO")
+    model, batches = model_and_batches(3)
+    recorder = Recorder(folder, model)
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
+    recorder.attach(wrapped, optimizer)
+    for batch in batches:
+        wrapped(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def fsdp2_loop(folder: str) -> None:
     """Three right steps of two micro-batches on each of two ranks, the parameters split in their place."""
     import torch.distributed as dist

@@ -29,6 +29,8 @@ def clip_cause_of(stage: Stage, limit: float, seen_norms: Sequence[float]) -> Di
         return None
     details = {"coefficient": wrong[0].sentence}
     if norms:
+        if norms[0].facts["seen"] > norms[0].facts["expected"]:
+            return None  # no part of a gradient has a larger norm
         return Diagnosis("norm-of-one-shard", details | {"norm": norms[0].sentence})
     applied = [(m.facts["seen"], m.facts["expected"]) for m in wrong]
     if limit <= 0:

@@ -18,6 +18,9 @@ from toolkit.verification.scripts import memory
 from toolkit.verification.scripts.session import Session
 
 _session: Session | None = None
+_over: list[Any] = []
+"""Handles of hooks on optimizers that do nothing any more. A hook that is removed while torch calls it ends the script
+with an error where there is another one, so they go when the next session begins."""
 
 Before = Callable[[tuple[Any, ...], dict[str, Any]], None]
 After = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
@@ -101,6 +104,8 @@ def after_torch(torch: ModuleType) -> None:
     from toolkit.verification.scripts.calls import computing_gradients, in_backward
 
     session = _current()
+    while _over:
+        _over.pop().remove()
 
     def backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         roots = _argument(args, kwargs, 0, "tensors")
@@ -128,7 +133,7 @@ def after_torch(torch: ModuleType) -> None:
     _around(nn.Module, "load_state_dict", lambda args, _: session.loaded(args[0]))
     before = register_optimizer_step_pre_hook(lambda optimizer, *_: session.guarded(session.before_step, optimizer))
     after = register_optimizer_step_post_hook(lambda optimizer, *_: session.guarded(session.after_step, optimizer))
-    session.undo.extend([before.remove, after.remove])
+    session.undo.append(lambda: _over.extend([before, after]))
     _clipping(torch)
     _scaling(torch)
 
