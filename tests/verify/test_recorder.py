@@ -59,6 +59,13 @@ def test_transformers_trainer_under_deepspeed(group: WorkerGroup, tmp_path: Path
     assert len(outcome.passes[0].ranks) == 2
 
 
+def test_a_loop_under_fsdp1(group: WorkerGroup, tmp_path: Path) -> None:
+    group.run(loops.fsdp1_loop, str(tmp_path))
+    (found,) = verify_recording(tmp_path)
+    assert found.outcome.verdict == "equivalent", found.outcome.difference
+    assert found.facts.strategy == "fsdp1"
+
+
 def test_an_accelerate_loop_under_fsdp2(group: WorkerGroup, tmp_path: Path) -> None:
     group.run(loops.fsdp2_loop, str(tmp_path))
     outcome = verify_trace(tmp_path)

@@ -99,6 +99,8 @@ class _OwnSession(Session):
             recording.attach_engine(engines[0], self.guarded, self._engine_stepped)
         elif any(isinstance(one, DistributedDataParallel) for one in owners):
             recording.wrapper = "ddp"
+        elif any(type(one).__name__ == "FullyShardedDataParallel" for one in owners):
+            recording.wrapper = "fsdp1"
         catch.follow(self)
 
     def end(self) -> None:

@@ -345,7 +345,8 @@ class Recording:
     @property
     def _split(self) -> bool:
         """Whether all ranks read together, or none does."""
-        return dist.is_initialized() and (self.engine is not None or is_split(self.model))
+        wrapped = self.engine is not None or self.wrapper == "fsdp1"  # maybe in one unit, around the model
+        return dist.is_initialized() and (wrapped or is_split(self.model))
 
 
 def _without_values(name: str, value: torch.Tensor) -> torch.Tensor:
