@@ -41,6 +41,13 @@ def _launched_for(kind: str) -> None:
     os.environ["ACCELERATE_USE_FSDP"] = str(kind == "FSDP").lower()
 
 
+def _connected() -> None:
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+
+
 def _window(batches: list[dict[str, torch.Tensor]], step: int) -> tuple[list[dict[str, torch.Tensor]], torch.Tensor]:
     """This rank's two micro-batches of a step, and the supervised tokens of all ranks'."""
     import torch.distributed as dist
@@ -80,6 +87,46 @@ def accelerate_loop(folder: str, right: bool) -> None:
                     accelerator.clip_grad_norm_(model.parameters(), 0.5)
                 optimizer.step()
                 optimizer.zero_grad()
+
+
+def same_samples(folder: str) -> None:
+    """Two ranks under DDP whose sampler does not know of ranks."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    _launched_for("NO")
+    _connected()
+    model, batches = model_and_batches(3)
+    recorder = Recorder(folder, model)
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
+    recorder.attach(wrapped, optimizer)
+    for batch in batches:
+        wrapped(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def fsdp1_loop(folder: str) -> None:
+    """Three right steps of two micro-batches on each of two ranks, all parameters in one unit."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    _launched_for("NO")
+    _connected()
+    model, batches = model_and_batches(12)
+    recorder = Recorder(folder, model)
+    wrapped = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3, weight_decay=0.1)
+    recorder.attach(wrapped, optimizer)
+    torch.manual_seed(dist.get_rank())
+    for step in range(3):
+        window, tokens = _window(batches, step)
+        for batch in window:
+            loss = wrapped(**batch).loss * (batch["labels"][:, 1:] != -100).sum() * 2 / tokens
+            loss.backward()
+        wrapped.clip_grad_norm_(0.5)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def fsdp2_loop(folder: str) -> None:

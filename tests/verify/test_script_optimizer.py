@@ -57,7 +57,7 @@ def recorded(defect: Defect | None = None, unclipped: str = "", decay: float = D
         sketches.append(read(kept))
         run.steps.append(StepTrace(number, norm=norm.item()))
     facts = SimpleNamespace(
-        adam=True, optimizer="AdamW", groups=[groups["matrix"]], whole_clip=True, loop=SimpleNamespace(limit=LIMIT)
+        adam=True, optimizer="AdamW", groups=[groups["matrix"]], whole_clip=True, limit=LIMIT, by_labels=False
     )
     return SimpleNamespace(facts=facts, trace=SimpleNamespace(run=run), begun=begun, sketches=sketches)
 

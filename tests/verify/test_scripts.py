@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import script_loops as loops
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from nights import nightly_but
 from toolkit.launch.group import WorkerGroup
@@ -21,7 +22,7 @@ from toolkit.verification.outcome import Outcome
 from toolkit.verification.scripts import recording, sketch
 from toolkit.verification.scripts.calls import Calls, follow
 from toolkit.verification.scripts.recording import Recording
-from toolkit.verification.scripts.run import _relay, prepare
+from toolkit.verification.scripts.run import _relay, prepare, whole
 from toolkit.verification.scripts.session import Session
 from toolkit.verification.scripts.verify import ModelOutcome, verify_unit
 
@@ -288,7 +289,7 @@ def test_a_large_recording_is_announced(
 
 def test_an_error_gives_back_what_is_not_complete(tmp_path: Path) -> None:
     prepare(tmp_path, steps=3, after=0, on_cpu=False)
-    watching = Session(tmp_path)
+    watching = Session(tmp_path, 3)
     complete, begun = (
         Recording(torch.nn.Linear(300, 300), 3, 0, True, lambda: None, tmp_path / name) for name in ("0", "1")
     )
@@ -315,3 +316,19 @@ def test_what_a_launcher_says_of_being_stopped_is_not_shown() -> None:
 
     _relay(told(), lines, silent)  # type: ignore[arg-type]
     assert list(lines) == ["loss 1.0"]
+
+
+def test_a_script_with_a_hook_of_its_own_on_all_optimizers_is_recorded(tmp_path: Path) -> None:
+    called: list[int] = []
+    prepare(tmp_path, steps=2, after=0, on_cpu=False)
+    model = loops.llama()
+    with loops.recording(tmp_path):
+        optimizer = torch.optim.AdamW(model.parameters())
+        own = register_optimizer_step_post_hook(lambda *_: called.append(1))
+        for batch in loops.batches(3):
+            model(**batch).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        own.remove()
+    assert len(called) == 3
+    assert whole(tmp_path / "models/0")

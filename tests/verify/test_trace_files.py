@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,14 +17,15 @@ from torch import nn
 from cases import every_case
 from toolkit.errors import InputError
 from toolkit.verification.command import run_trace
-from toolkit.verification.loops import replay_device
-from toolkit.verification.loops.kept_model import KeptModel, keep_model, rebuild
 from toolkit.verification.loops.recorder import Recorder
 from toolkit.verification.loops.verify_trace import verify_trace
 from toolkit.verification.record.plain_form import SCHEMA, from_plain, load_plain, save_plain, to_plain
-from toolkit.verification.record.trace import LoopFacts, RankTrace
+from toolkit.verification.record.trace import RankTrace
+from toolkit.verification.scripts import replay_device
+from toolkit.verification.scripts.facts import ScriptFacts, UnitTrace
+from toolkit.verification.scripts.kept_model import KeptModel, keep_model, rebuild
 
-Edit = Callable[[LoopFacts], None]
+Edit = Callable[[ScriptFacts], None]
 
 
 def record(folder: Path, model: Any, batches: list[dict[str, torch.Tensor]]) -> None:
@@ -52,15 +54,22 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def trace(recorded: Path, tmp_path: Path) -> Path:
     """A copy to change."""
-    for file in recorded.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    return tmp_path
+    return Path(shutil.copytree(recorded, tmp_path / "trace"))
+
+
+def unit_of(folder: Path) -> UnitTrace:
+    """What rank 0 kept."""
+    return load_plain(folder / "0/rank0.pt", UnitTrace, folder / "0/rank0.tensors")
+
+
+def kept_model_of(folder: Path) -> KeptModel:
+    return load_plain(folder / "0/model.pt", KeptModel, folder / "0/rank0.tensors")
 
 
 def edit(folder: Path, change: Edit) -> None:
-    facts = load_plain(folder / "extra0.pt", LoopFacts)
-    change(facts)
-    facts.save(folder, 0)
+    unit = unit_of(folder)
+    change(unit.facts)
+    save_plain(unit, folder / "0/rank0.pt")
 
 
 # ---------------------------------------------------------------------- nothing in it runs
@@ -76,7 +85,7 @@ class Malicious:
         return os.mkdir, (str(self.made),)
 
 
-@pytest.mark.parametrize("file", ["rank0.pt", "extra0.pt", "model.pt"])
+@pytest.mark.parametrize("file", ["0/rank0.pt", "0/model.pt"])
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_malicious_pickle_does_not_run(file: str, inside: bool, trace: Path) -> None:
     made = trace / "it ran"
@@ -91,44 +100,50 @@ def test_a_malicious_pickle_does_not_run(file: str, inside: bool, trace: Path) -
 
 def test_a_trace_of_an_earlier_version_is_refused_with_what_to_do(trace: Path) -> None:
     """They were pickles of whole objects."""
-    torch.save(load_plain(trace / "rank0.pt", RankTrace), trace / "rank0.pt")
+    torch.save(unit_of(trace), trace / "0/rank0.pt")
     with pytest.raises(InputError, match=r"Earlier versions wrote pickles.*record the loop again"):
         verify_trace(trace)
 
 
+def test_a_trace_of_the_earlier_recorder_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """It wrote a file of each rank, and one of the model, into the folder itself."""
+    for name in ("model.pt", "rank0.pt", "extra0.pt"):
+        torch.save({"schema": SCHEMA, "content": {}}, tmp_path / name)
+    with pytest.raises(InputError, match=r"by an earlier version of toolkit\.Recorder; record the loop again"):
+        verify_trace(tmp_path)
+
+
 @every_case("kind", ["pipeline", "AutoModelForCausalLM", "LlamaConfig", "os.system", "__builtins__"])
 def test_only_model_classes_of_transformers_are_built(kind: str, trace: Path) -> None:
-    kept = load_plain(trace / "model.pt", KeptModel)
+    kept = kept_model_of(trace)
     kept.kind = kind
-    save_plain(kept, trace / "model.pt")
+    save_plain(kept, trace / "0/model.pt")
     with pytest.raises(InputError, match=f"{kind} is not a transformers model class, and is not imported"):
         verify_trace(trace)
 
 
 def test_code_of_the_hub_is_not_fetched_for_attention(trace: Path) -> None:
-    kept = load_plain(trace / "model.pt", KeptModel)
+    kept = kept_model_of(trace)
     kept.attention = "somebody/kernel"
-    save_plain(kept, trace / "model.pt")
+    save_plain(kept, trace / "0/model.pt")
     with pytest.raises(InputError, match="attention 'somebody/kernel' is none of eager, sdpa"):
         verify_trace(trace)
 
 
 def test_what_lacks_a_part_is_refused(trace: Path) -> None:
-    traced = load_plain(trace / "rank0.pt", RankTrace)
-    del traced.run.steps[0].micros[0].tensors["labels"]
-    traced.save(trace)
-    with pytest.raises(InputError, match="rank 0 has no complete steps"):
+    edit(trace, lambda facts: facts.steps.pop())
+    with pytest.raises(InputError, match="has no complete steps"):
         verify_trace(trace)
-    (trace / "extra0.pt").unlink()
-    with pytest.raises(InputError, match=r"extra0\.pt: missing"):
+    torch.save({"schema": SCHEMA, "content": {"trace": 0}}, trace / "0/rank0.pt")
+    with pytest.raises(InputError, match="a UnitTrace of other fields"):
         verify_trace(trace)
-    torch.save({"schema": SCHEMA, "content": {"rank": 0}}, trace / "rank0.pt")
-    with pytest.raises(InputError, match="a RankTrace of other fields"):
+    (trace / "0/rank0.pt").unlink()
+    with pytest.raises(InputError, match="contains no trace"):
         verify_trace(trace)
 
 
 def test_plain_form_gives_back_what_it_took(recorded: Path) -> None:
-    traced = load_plain(recorded / "rank0.pt", RankTrace)
+    traced = unit_of(recorded).trace
     traced.offloaded, traced.collectives = [(1, 2, 3)], {"all-reduce": 2}
     again = from_plain(to_plain(traced), RankTrace)
     assert str(again) == str(traced)
@@ -189,12 +204,12 @@ def test_what_the_user_set_is_kept(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- loops of another device
 
 
-def on_cuda(facts: LoopFacts) -> None:
+def on_cuda(facts: ScriptFacts) -> None:
     """As a recorder on a GPU writes it: the GPU's own generator state beside the CPU's."""
     facts.device, facts.device_name = "cuda", "NVIDIA H100"
-    for step in facts.rng:
-        for states in step:
-            states["cuda"] = torch.zeros(16, dtype=torch.uint8)
+    for step in facts.steps:
+        for call in step:
+            call.rng["cuda"] = torch.zeros(16, dtype=torch.uint8)
 
 
 @pytest.fixture
@@ -214,9 +229,9 @@ def test_float32_without_dropout_is_compared_on_the_cpu(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda facts: facts.drawn[1][0].append("cuda"), "it drew random numbers.*record it with dropout 0"),
-        (lambda facts: facts.dtypes.append("bfloat16"), "it computes in bfloat16.*record it in float32"),
-        (lambda facts: facts.dtypes.append("float16"), "it computes in float16"),
+        (lambda facts: facts.steps[1][0].drawn.append("cuda"), "it drew random numbers.*record it with dropout 0"),
+        (lambda facts: facts.computed.append("bfloat16"), "it computes in bfloat16.*record it in float32"),
+        (lambda facts: facts.computed.append("float16"), "it computes in float16"),
         (lambda facts: setattr(facts, "float32_products", "tf32"), "it multiplies in TF32"),
     ],
 )
@@ -231,9 +246,8 @@ def test_what_cannot_be_distinguished_is_refused(change: Edit, reason: str, trac
 def test_where_there_is_such_a_device_the_loop_is_replayed_on_it(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_device, "is_here", lambda kind: True)
     edit(trace, on_cuda)
-    edit(trace, lambda facts: facts.drawn[0][0].append("cuda"))
-    facts = load_plain(trace / "extra0.pt", LoopFacts)
-    assert replay_device.replay_device([facts], "trace") == (torch.device("cuda"), None)
+    edit(trace, lambda facts: facts.steps[0][0].drawn.append("cuda"))
+    assert replay_device.replay_device([unit_of(trace).facts], "trace") == (torch.device("cuda"), None)
     moved: list[Any] = []
     monkeypatch.setattr(nn.Module, "to", lambda self, device: moved.append(device) or self)
     monkeypatch.setattr(torch.Tensor, "to", _instead(torch.Tensor.to, moved))
@@ -296,8 +310,8 @@ def test_a_recorder_sees_who_was_drawn_from(tmp_path: Path, monkeypatch: pytest.
     recorder = Recorder(tmp_path, model)
     optimizer = torch.optim.AdamW(model.parameters())
     recorder.attach(model, optimizer)
-    monkeypatch.setattr("toolkit.verification.loops.recorder._computing", lambda *given: torch.device("cuda", 0))
-    monkeypatch.setattr("toolkit.verification.loops.recorder._device_name", lambda device: "stand-in")
+    monkeypatch.setattr("toolkit.verification.scripts.calls._computing", lambda *given: torch.device("cuda", 0))
+    monkeypatch.setattr("toolkit.verification.scripts.recorded_facts.device_name", lambda device: "stand-in")
     for at, batch in enumerate(batches):
         draws = model.model.norm.register_forward_hook(lambda *_: torch.rand(1, generator=cuda.generator) and None)
         if at == 1:
@@ -306,10 +320,10 @@ def test_a_recorder_sees_who_was_drawn_from(tmp_path: Path, monkeypatch: pytest.
         draws.remove()
         optimizer.step()
         optimizer.zero_grad()
-    facts = load_plain(tmp_path / "extra0.pt", LoopFacts)
-    assert [["cuda" in kinds for kinds in step] for step in facts.drawn] == [[True], [False], [True]]
-    assert all(states.keys() == {"cpu", "cuda"} for step in facts.rng for states in step)
-    assert not torch.equal(facts.rng[0][0]["cuda"], facts.rng[2][0]["cuda"])
+    steps = unit_of(tmp_path).facts.steps
+    assert [["cuda" in call.drawn for call in step] for step in steps] == [[True], [False], [True]]
+    assert all(call.rng.keys() == {"cpu", "cuda"} for step in steps for call in step)
+    assert not torch.equal(steps[0][0].rng["cuda"], steps[2][0].rng["cuda"])
 
 
 def test_products_are_as_the_recorded_ones(monkeypatch: pytest.MonkeyPatch) -> None:

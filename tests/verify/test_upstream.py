@@ -68,7 +68,7 @@ def test_peft_makes_a_key_for_every_head_of_falcon() -> None:
 
 
 def test_deepspeed_links_parameters_in_another_order(group: WorkerGroup) -> None:
-    """Worked around in verification/loops/zero_links.py."""
+    """Worked around in verification/scripts/zero_links.py."""
     assert group.run(upstream.zero2_links_in_another_order)[0] == [True, False, False, True]
 
 

@@ -173,27 +173,6 @@ def run_matrix(
 
 def run_trace(folder: str, json_target: str | None) -> int:
     """Judge a recorded loop; returns the exit status. Raises InputError."""
-    from toolkit.verification.loops.verify_trace import verify_trace
-    from toolkit.verification.scripts.verify import is_recording
-
-    if is_recording(Path(folder)):
-        return _run_recording(folder, json_target)
-    result = Result("verify")
-    outcome = verify_trace(Path(folder))
-    answer = to_json(result, outcome, None)
-    if json_target != "-":
-        steps = len(outcome.passes[0].ranks[0].run.steps)
-        _say(f"verify  {folder} · {outcome.resolved.world_size} processes · {steps} recorded steps")
-        for note in outcome.notes:
-            _say(f"note: {note}")
-        lines = [*screen.table(outcome.passes), *screen.ending(outcome, answer["seconds"], f"--trace {folder}")]
-        _say("\n".join(line for line in lines if not line.startswith("next: toolkit train")))
-    if json_target:
-        write_json(answer, json_target)
-    return outcome.exit_code
-
-
-def _run_recording(folder: str, json_target: str | None) -> int:
     from toolkit.verification.scripts import screen as script_screen
     from toolkit.verification.scripts.prove import judge
 

@@ -46,6 +46,8 @@ class Pass:
     ranks: list[RankTrace] = field(default_factory=list)
     replayed: Replayed | None = None
     reference: Reference | None = None
+    why_measured: str | None = None
+    """Of a recording, which has no reference: why its tolerances are measured."""
     fault_reached: bool = False
 
     @property
@@ -70,14 +72,15 @@ class Pass:
     @property
     def measured_because(self) -> str | None:
         """Why tolerances are measured; None where only the order of sums may differ, which has a bound."""
-        return self.reference.measured_because if self.reference else None
+        return self.reference.measured_because if self.reference else self.why_measured
 
     def to_json(self) -> dict[str, Any]:
+        compared = self.reference is not None or bool(self.stages)
         return {
             "pass": self.name,
             "seconds": round(self.seconds, 2),
             "failure": self.failure,
-            "tolerance": None if self.reference is None else "measured" if self.reference.measured_because else "bound",
+            "tolerance": None if not compared else "measured" if self.measured_because else "bound",
             "measured_because": self.measured_because,
             "stages": [stage.to_json() for stage in self.stages],
         }

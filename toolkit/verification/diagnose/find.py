@@ -22,7 +22,7 @@ from toolkit.verification.diagnose.gradient import gradient_cause
 from toolkit.verification.diagnose.layers import other_masks
 from toolkit.verification.diagnose.mesh import other_rows, stale_copies, wrong_parts
 from toolkit.verification.diagnose.stages import masks_of_stages
-from toolkit.verification.diagnose.step import clip_cause, schedule_cause, state_cause, update_cause
+from toolkit.verification.diagnose.step import clip_cause, rank_cause, schedule_cause, state_cause, update_cause
 from toolkit.verification.passes import Pass
 
 LEAK_FITS = 1e-3
@@ -308,12 +308,7 @@ def _without_prompt(found: Pass, measure: Measure) -> int | None:
 
 
 def _across(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
-    skips = [m for m in stage.wrong if m.kind == "rank-value" and m.name == "skipped"]
-    if skips and skips[0].step <= measure.step:
-        return Diagnosis("skip-disagreement", {"step": skips[0].step + 1, "measure": skips[0].sentence})
-    if measure.kind == "rank-gradient":
-        return Diagnosis("rank-gradients-differ", {"first": measure.tensor})
-    return Diagnosis("ranks-diverged", {"first": measure.tensor, "measure": measure.sentence})
+    return rank_cause(stage, measure)
 
 
 def _round_trip(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:

@@ -188,7 +188,7 @@ def by_weights(found: Attribution, accumulation: int, world: int, mesh: Mesh | N
     last = max(m for _, _, _, m in pairs)
     if _match([(w, total / (t * count)) for w, t, _, _ in pairs]):
         return Diagnosis("mean-per-micro-batch", facts)
-    per_rank = {rank: sum(t for _, t, r, _ in pairs if r == rank) for rank in range(world)}
+    per_rank = {rank: sum(t for _, t, r, _ in pairs if r == rank) for _, _, rank, _ in pairs}
     if _match([(w, total / (per_rank[rank] * world)) for w, _, rank, _ in pairs]):
         return Diagnosis("mean-per-rank", facts)
     if _match([(w, float(m == last)) for w, _, _, m in pairs]):

@@ -1,6 +1,8 @@
-"""Causes of a wrong clip, update, optimizer state or learning rate."""
+"""Causes of a wrong clip, update, optimizer state or learning rate, and of ranks that differ."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -16,18 +18,23 @@ from toolkit.verification.passes import Pass
 
 def clip_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
     """From the coefficients that were applied beside those that were right."""
-    resolved = case.resolved()
+    return clip_cause_of(stage, case.resolved().max_grad_norm, [step.norm for step in found.ranks[0].run.steps])
+
+
+def clip_cause_of(stage: Stage, limit: float, seen_norms: Sequence[float]) -> Diagnosis | None:
+    """``limit``: the norm that is asked for, 0 for none. ``seen_norms``: of each step, as it was reported."""
     wrong = [m for m in stage.wrong if m.kind == "coefficient"]
     norms = [m for m in stage.wrong if m.kind == "gradient-norm"]
     if not wrong:
         return None
     details = {"coefficient": wrong[0].sentence}
     if norms:
+        if norms[0].facts["seen"] > norms[0].facts["expected"]:
+            return None  # no part of a gradient has a larger norm
         return Diagnosis("norm-of-one-shard", details | {"norm": norms[0].sentence})
     applied = [(m.facts["seen"], m.facts["expected"]) for m in wrong]
-    if resolved.max_grad_norm <= 0:
-        taken = found.ranks[0].run.steps[wrong[0].step]
-        return Diagnosis("clips-by-default", details | {"limit": applied[0][0] * taken.norm})
+    if limit <= 0:
+        return Diagnosis("clips-by-default", details | {"limit": applied[0][0] * seen_norms[wrong[0].step]})
     if all(abs(seen - 1) < 1e-3 for seen, _ in applied):
         return Diagnosis("clipping-missing", details)
     if all(abs(seen - right * right) < 1e-3 * right for seen, right in applied):
@@ -51,7 +58,7 @@ def update_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> Dia
     if all(torch.equal(before[name], after[name]) for name in wrong):
         return Diagnosis("other-parameters-updated", {"count": len(wrong), "what": "unchanged by the step",
                                                       "first": wrong[0]})  # fmt: skip
-    if resolved.precision.trainable == "float32" and all(_is_bf16(after[name]) for name in wrong):
+    if resolved.precision.trainable == "float32" and all(is_bf16(after[name]) for name in wrong):
         return Diagnosis("masters-missing", {"count": len(wrong)})
     if (cause := rounding_cause(found, measure, wrong)) is not None:
         return cause
@@ -112,7 +119,7 @@ def state_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diag
                                                       "first": lost[0]})  # fmt: skip
     states = found.ranks[0].run.steps[measure.step].states
     moments = [m for state in states.values() if state is not None for m in state.moments.values()]
-    if moments and case.resolved().precision.trainable == "float32" and all(_is_bf16(m) for m in moments):
+    if moments and case.resolved().precision.trainable == "float32" and all(is_bf16(m) for m in moments):
         return Diagnosis("moments-in-bf16", {"count": len(moments)})
     if wrong and all(m.kind == "packed-moment" for m in wrong):
         return Diagnosis("moments-not-nearest", {"count": len(wrong), "first": wrong[0].tensor})
@@ -149,5 +156,16 @@ def schedule_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> D
     return None
 
 
-def _is_bf16(tensor: torch.Tensor) -> bool:
+def rank_cause(stage: Stage, measure: Measure) -> Diagnosis:
+    """From what ranks differ in first: whether they stepped, their gradients, or their weights."""
+    skips = [m for m in stage.wrong if m.kind == "rank-value" and m.name == "skipped"]
+    if skips and skips[0].step <= measure.step:
+        return Diagnosis("skip-disagreement", {"step": skips[0].step + 1, "measure": skips[0].sentence})
+    if measure.kind == "rank-gradient":
+        return Diagnosis("rank-gradients-differ", {"first": measure.tensor})
+    return Diagnosis("ranks-diverged", {"first": measure.tensor, "measure": measure.sentence})
+
+
+def is_bf16(tensor: torch.Tensor) -> bool:
+    """Whether 16 bits hold all its elements."""
     return torch.equal(tensor, tensor.bfloat16().to(tensor.dtype))

@@ -127,33 +127,6 @@ class RankTrace:
         save_plain(self, folder / f"rank{self.rank}.pt")
 
 
-@dataclass
-class LoopFacts:
-    """What replaying somebody's own loop needs of one rank, beside its trace."""
-
-    device: str
-    """The kind that computed: ``cpu``, ``cuda``, ..."""
-    device_name: str
-    float32_products: str
-    """``ieee`` or ``tf32``."""
-    dtypes: list[str]
-    """Of the parameters, of a 16-bit copy and of autocast: all that it computes in."""
-    betas: list[float]
-    eps: float
-    limit: float
-    """The 2-norm that gradients are clipped to; 0: never."""
-    decay: dict[str, float]
-    copy: str | None
-    autocast: str | None
-    rng: list[list[dict[str, torch.Tensor]]]
-    """By step and micro-batch: the state of the generators before its forward, by kind of device."""
-    drawn: list[list[list[str]]]
-    """By step and micro-batch: the kinds of device whose generator its forward drew from."""
-
-    def save(self, folder: Path, rank: int) -> None:
-        save_plain(self, folder / f"extra{rank}.pt")
-
-
 def share_rates(ranks: Sequence[RankTrace]) -> None:
     """Let the first rank have the learning rates of weights that only other stages of a pipeline train."""
     for number, step in enumerate(ranks[0].run.steps):

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from toolkit.upstream.torch import changes_of, notices_changes
-from toolkit.verification.loops.replay_device import drawn_since, generator_states
 from toolkit.verification.scripts.facts import SAMPLE, CallTrace, OutputTrace
+from toolkit.verification.scripts.replay_device import drawn_since, generator_states
 from toolkit.verification.scripts.tree import Unrecordable, flatten, named_tensors
 
 _REDIRECT = ("lightning", "lightning_fabric", "pytorch_lightning")

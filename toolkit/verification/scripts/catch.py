@@ -6,7 +6,9 @@ originals are put back; who has imported a replacement by name pays one comparis
 
 from __future__ import annotations
 
+import atexit
 import functools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +18,9 @@ from toolkit.verification.scripts import memory
 from toolkit.verification.scripts.session import Session
 
 _session: Session | None = None
-_undo: list[Callable[[], Any]] = []
+_over: list[Any] = []
+"""Handles of hooks on optimizers that do nothing any more. A hook that is removed while torch calls it ends the script
+with an error where there is another one, so they go when the next session begins."""
 
 Before = Callable[[tuple[Any, ...], dict[str, Any]], None]
 After = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
@@ -26,8 +30,22 @@ def begin(folder: str) -> None:
     """Create this process's session; later calls do nothing."""
     global _session
     if _session is None:
-        _session = Session(Path(folder))
-        _session.when_over = _restore
+        settings = json.loads((Path(folder) / "settings.json").read_text(encoding="utf-8"))
+        _session = Session(Path(folder), **settings)
+        atexit.register(_session.finish)
+
+
+def follow(session: Session) -> None:
+    """Report what torch does to a session of the script's own as well, until that is over."""
+    global _session
+    import torch.distributed.fsdp
+
+    others, _session = _session, session
+    try:
+        after_torch(torch)
+        after_fsdp(torch.distributed.fsdp)
+    finally:
+        _session = others
 
 
 def whereabouts(trace: Any) -> dict[str, Any] | None:
@@ -38,11 +56,6 @@ def whereabouts(trace: Any) -> dict[str, Any] | None:
 def _current() -> Session:
     assert _session is not None
     return _session
-
-
-def _restore() -> None:
-    while _undo:
-        _undo.pop()()
 
 
 def _around(owner: Any, name: str, before: Before | None = None, after: After | None = None) -> None:
@@ -67,7 +80,12 @@ def _around(owner: Any, name: str, before: Before | None = None, after: After | 
 def _replace(owner: Any, name: str, replacement: Any) -> None:
     original = getattr(owner, name)
     setattr(owner, name, replacement)
-    _undo.append(lambda: setattr(owner, name, original))
+
+    def undo() -> None:
+        if getattr(owner, name) is replacement:  # else a later session has replaced it, and calls it
+            setattr(owner, name, original)
+
+    _current().undo.append(undo)
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], at: int, name: str) -> Any:
@@ -86,6 +104,8 @@ def after_torch(torch: ModuleType) -> None:
     from toolkit.verification.scripts.calls import computing_gradients, in_backward
 
     session = _current()
+    while _over:
+        _over.pop().remove()
 
     def backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         roots = _argument(args, kwargs, 0, "tensors")
@@ -113,7 +133,7 @@ def after_torch(torch: ModuleType) -> None:
     _around(nn.Module, "load_state_dict", lambda args, _: session.loaded(args[0]))
     before = register_optimizer_step_pre_hook(lambda optimizer, *_: session.guarded(session.before_step, optimizer))
     after = register_optimizer_step_post_hook(lambda optimizer, *_: session.guarded(session.after_step, optimizer))
-    _undo.extend([before.remove, after.remove])
+    session.undo.append(lambda: _over.extend([before, after]))
     _clipping(torch)
     _scaling(torch)
 

@@ -1,23 +1,82 @@
-"""The likely cause of a wrong gradient: from the weights that recorded calls have in it, and from where it is wrong."""
+"""The likely cause of a difference. Of a wrong gradient: from the weights of the calls in it, and from where it is
+wrong."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
-from toolkit.verification.compare.measure import Stage
+from toolkit.verification.compare.ledger import Row, rows_of
+from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.diagnose.attribution import Attribution
 from toolkit.verification.diagnose.diagnosis import Diagnosis
 from toolkit.verification.diagnose.gradient import by_weights
+from toolkit.verification.diagnose.step import clip_cause_of, is_bf16, rank_cause
+from toolkit.verification.scripts.labels import tensors_of
 from toolkit.verification.scripts.replay import Replay, Summing, Tensors
-from toolkit.verification.scripts.sketch import norm, sketch
+from toolkit.verification.scripts.sketch import EXACT, norm, sketch
 from toolkit.verification.scripts.stages import Replayed
 
 _EXPLAINED = 1e-3
 """Residual below which weights of calls explain a gradient."""
 _NEARER = 4.0
 """A sum in 16 bits explains a gradient that it is this much nearer to than the sum in 32."""
+
+
+def cause_of(replay: Replay, replayed: Replayed, stage: Stage, measure: Measure) -> Diagnosis | None:
+    """Of the first difference, in ``stage``. None where nothing known fits."""
+    match stage.name:
+        case "ledger":
+            each = samples_of(replay, measure.step)
+            if len(each) > 1 and all(rank == each[0] for rank in each):
+                return Diagnosis("same-samples-on-every-rank", {"measure": measure.sentence})
+        case "forward":
+            starts = [m.name for m in stage.wrong if m.kind == "initial-weight"]
+            return Diagnosis("initial-weights-differ", {"count": len(starts), "first": starts[0]}) if starts else None
+        case "gradient":
+            return gradient_cause(replay, replayed, stage)
+        case "clip":
+            norms = [math.hypot(*(exact for exact, _ in one.norms.values())) for one in replay.ranks[0].sketches]
+            return clip_cause_of(stage, replay.ranks[0].facts.limit, norms)
+        case "update":
+            return _update_cause(replay, [m.name for m in stage.wrong if m.step == measure.step], measure.step)
+        case "optimizer-state":
+            if all(dtype == torch.float32 for dtype in replay.dtypes.values()):
+                weights, moments = replay.weights_before(0), replay.ranks[0].sketches[measure.step].moments
+                whole = [m for name, of in moments.items() if weights[name].numel() <= EXACT for m in of.values()]
+                if whole and all(is_bf16(one) for one in whole):
+                    return Diagnosis("moments-in-bf16", {"count": len(whole)})
+        case "cross-rank":
+            return rank_cause(stage, measure)
+    return None
+
+
+def samples_of(replay: Replay, step: int) -> list[list[Row]]:
+    """The samples of a step, by rank; once where all ranks divide the layers of the same ones."""
+    ranks = replay.ranks[:1] if replay.ranks[0].facts.strategy == "tensor" else replay.ranks
+    return [
+        [row for call in rank.facts.steps[step] for row in rows_of(tensors_of(replay.arguments(call)[1]))]
+        for rank in ranks
+    ]
+
+
+def _update_cause(replay: Replay, wrong: list[str], step: int) -> Diagnosis | None:
+    unit = replay.ranks[0]
+    before, after = (unit.begun if step == 0 else unit.sketches[step - 1]).weights, unit.sketches[step].weights
+    facts = {"count": len(wrong), "first": wrong[0]}
+    if all(torch.equal(before[name], after[name]) for name in wrong):
+        return Diagnosis("other-parameters-updated", facts | {"what": "unchanged by the step"})
+    kept = unit.trace.run.steps[step].weights
+    values = [kept[name] if kept[name].numel() else after[name] for name in wrong]
+    if all(replay.dtypes[name] == torch.float32 for name in wrong) and all(is_bf16(one) for one in values):
+        return Diagnosis("masters-missing", {"count": len(wrong)})
+    decayed = {name for group in unit.facts.groups for name in group.names if group.decay and group.lr[step]}
+    spared = [name for name in wrong if name not in decayed]
+    if decayed and len(spared) in (0, len(wrong)):
+        return Diagnosis("decays-spared-weights" if spared else "weight-decay-missing", facts)
+    return None
 
 
 def gradient_cause(replay: Replay, replayed: Replayed, stage: Stage) -> Diagnosis | None:
@@ -49,7 +108,7 @@ def gradient_cause(replay: Replay, replayed: Replayed, stage: Stage) -> Diagnosi
         return None
     weights, residual = fitted
     places = [(one.rank, one.micro) for one in contributions]
-    tokens = [one.loss.tokens if one.loss else 1 for one in contributions]
+    tokens = [one.tokens for one in contributions]
     if residual < _EXPLAINED:
         count = max(micro for _, micro in places) + 1
         return by_weights(Attribution(weights, places, tokens, residual), count, replay.averaged)

@@ -23,9 +23,9 @@ from typing import Any, BinaryIO
 import torch
 from torch import nn
 
-from toolkit.verification.loops.watched import WRAPPERS
 from toolkit.verification.scripts import renamed
 from toolkit.verification.scripts.definitions import definitions
+from toolkit.verification.scripts.watch import WRAPPERS
 
 _HOOKS = "_hooks"
 """How the attributes of a module end that hold functions which may change what it computes."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from toolkit.verification.record.trace import LoopFacts, RankTrace
+from toolkit.verification.record.trace import RankTrace
 
 SAMPLE = 4096
 """Elements kept of an output, to compare the replayed one with."""
@@ -63,7 +63,18 @@ class ScriptFacts:
     the strategy averages. ``adam``: whether the optimizer is AdamW, whose step is compared. ``whole_clip``: whether
     clipping took exactly the gradients of this model's trained parameters."""
 
-    loop: LoopFacts
+    device: str
+    """The kind that computed: ``cpu``, ``cuda``, ..."""
+    device_name: str
+    float32_products: str
+    """``ieee`` or ``tf32``."""
+    computed: list[str]
+    """The dtypes of the parameters, of a 16-bit copy and of autocast: all that it computes in."""
+    copy: str | None
+    """The dtype of a 16-bit copy that computes, where there is one."""
+    autocast: str | None
+    limit: float
+    """The 2-norm that gradients are clipped to; 0: never."""
     steps: list[list[CallTrace]]
     strategy: str
     world: int
@@ -91,6 +102,8 @@ class ScriptFacts:
     notes: list[str] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
     """Why calls of the model could not be kept."""
+    by_labels: bool = False
+    """Whether the loss has to be the mean over the labels that the model is given, as `toolkit.Recorder` asks."""
 
 
 @dataclass

@@ -21,6 +21,8 @@ def infer_multiplied(replay: Replay, replayed: Replayed) -> str | None:
 
     Any other number, and any other loss, is left to the comparison: it may be a division that is missing.
     """
+    if replayed.by_labels:
+        return None
     factors = {}
     for step, kept in zip(replay.ranks[0].trace.run.steps, replay.ranks[0].sketches, strict=True):
         if step.skipped:

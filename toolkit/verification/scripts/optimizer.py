@@ -57,10 +57,10 @@ def stages(unit: UnitTrace) -> tuple[list[Stage], list[str]]:
             if step.expected < 1:
                 clipped.append(taken.step + 1)
         before = after
-    if not facts.whole_clip and facts.loop.limit > 0:
+    if not facts.whole_clip and facts.limit > 0 and not facts.by_labels:
         clip.measures = []
         notes.append("clipping takes other gradients than those of this model; the clip stage is not seen")
-    clip.summary = _summary(clipped) if facts.loop.limit > 0 else "none asked"
+    clip.summary = _summary(clipped) if facts.limit > 0 else "none asked"
     for stage in (clip, update, state):
         stage.detection_limit = max((m.tolerance for m in stage.measures if m.noise < 1), default=None)
     return [clip, update, state], notes
@@ -119,7 +119,7 @@ class _Step:
         weights: Mapping[str, torch.Tensor],
     ) -> None:
         self.step, self.norm_seen, self.updates = taken.step, taken.norm, updates
-        self.before, self.after, self.groups, self.limit = before, after, groups, facts.loop.limit
+        self.before, self.after, self.groups, self.limit = before, after, groups, facts.limit
         self.eps = max(torch.finfo(weight.dtype).eps for weight in weights.values())
         self.moment_eps = torch.finfo(getattr(torch, after.moment_dtype)).eps
         self.norm, summed = (math.hypot(*norms) for norms in zip(*after.norms.values(), strict=True))

@@ -74,7 +74,7 @@ def judge(
     worst = next(one for one in models if one.outcome.verdict == verdict)
     document = result.finish(
         recipe_sha256=None,
-        device=models[0].facts.loop.device,
+        device=models[0].facts.device,
         **worst.outcome.fields()
         | {
             "verdict": verdict,

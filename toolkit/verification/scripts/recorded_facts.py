@@ -10,17 +10,25 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from toolkit.verification.loops.replay_device import device_name, float32_products
-from toolkit.verification.loops.watched import Watched, clean_name, whole
-from toolkit.verification.record.trace import LoopFacts
 from toolkit.verification.scripts.facts import GroupFacts, ScriptFacts
-from toolkit.verification.scripts.watch import plain_names
+from toolkit.verification.scripts.replay_device import device_name, float32_products
+from toolkit.verification.scripts.watch import Watched, clean_name, plain_names, whole
 
 if TYPE_CHECKING:
     from toolkit.verification.scripts.recording import Recording
 
 ADAMW = ("AdamW", "FusedAdam", "DeepSpeedCPUAdam")
 """Their step is compared; Adam's too where nothing decays."""
+
+
+def this_rank() -> int:
+    """Of the process group, or of the launcher where there is none."""
+    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+
+
+def ranks_here() -> int:
+    """The number of ranks, as ``this_rank`` counts them."""
+    return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def facts_of(recording: Recording) -> ScriptFacts:
@@ -32,27 +40,17 @@ def facts_of(recording: Recording) -> ScriptFacts:
     dtypes = {
         name: copy or _short(p.dtype) for name, p in plain_names(recording.model).items() if p.is_floating_point()
     }
-    groups = groups_of(recording)
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    world = dist.get_world_size() if dist.is_initialized() else launched
+    world = ranks_here()
     asked = [one for one in ("FSDP", "DEEPSPEED") if os.environ.get(f"ACCELERATE_USE_{one}", "").lower() == "true"]
-    loop = LoopFacts(
+    live = dict(recording.model.named_buffers()) if recording.main else {}
+    return ScriptFacts(
         device=device.type,
         device_name=device_name(device),
         float32_products=float32_products(device),
-        dtypes=sorted({*dtypes.values(), *([autocast] if autocast else [])}),
-        betas=groups[0].betas if groups else [0.9, 0.999],
-        eps=groups[0].eps if groups else 1e-8,
-        limit=recording.limit,
-        decay={name: one.decay for one in groups for name in one.names},
+        computed=sorted({*dtypes.values(), *([autocast] if autocast else [])}),
         copy=copy,
         autocast=autocast,
-        rng=[[call.rng for call in calls] for calls in recording.taken],
-        drawn=[[call.drawn for call in calls] for calls in recording.taken],
-    )
-    live = dict(recording.model.named_buffers()) if recording.main else {}
-    return ScriptFacts(
-        loop=loop,
+        limit=recording.limit,
         steps=recording.taken,
         strategy=watched.strategy,
         world=world,
@@ -61,18 +59,19 @@ def facts_of(recording: Recording) -> ScriptFacts:
         dtypes=dtypes,
         buffers={clean: whole(value) for clean, value in _clean_buffers(live).items()},
         frozen=_changed_frozen(recording) if recording.main else {},
-        groups=groups,
+        groups=groups_of(recording),
         optimizer=type(watched.optimizer).__name__,
         adam=_is_adam(watched),
         whole_clip=recording.whole_clip,
         after=recording.after,
         loaded=recording.loaded,
         launched=asked[0] if asked else None,
-        connected=dist.is_initialized() or launched == 1,
+        connected=dist.is_initialized() or world == 1,
         reduce=watched.reduce,
         outside=sorted(recording.outside),
         notes=recording.notes,
         unseen=recording.calls.unseen,
+        by_labels=recording.by_labels,
     )
 
 
@@ -89,11 +88,6 @@ def groups_of(recording: Recording) -> list[GroupFacts]:
     watched = recording.watched
     if not _is_adam(watched):
         return []
-    if recording.engine is not None:
-        zero = recording.engine.optimizer
-        members = getattr(zero, "bit16_groups", None) or zero.fp16_groups
-    else:
-        members = [group["params"] for group in watched.groups]
     names = {id(p): name for name, p in watched.parameters.items()}
     return [
         GroupFacts(
@@ -103,7 +97,7 @@ def groups_of(recording: Recording) -> list[GroupFacts]:
             decay=float(group["weight_decay"]),
             lr=[lrs[at] for lrs in recording.lrs],
         )
-        for at, (group, params) in enumerate(zip(watched.groups, members, strict=False))
+        for at, (group, params) in enumerate(zip(watched.groups, watched.members(), strict=False))
     ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import sys
 import tempfile
@@ -16,23 +15,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from toolkit.verification.loops.kept_model import KeptModel, keep_model
-from toolkit.verification.loops.watched import whole
 from toolkit.verification.record.fingerprint import fingerprint
 from toolkit.verification.record.plain_form import save_plain
 from toolkit.verification.record.spill import Spill
 from toolkit.verification.record.trace import RankTrace, RunTrace, StepTrace
 from toolkit.verification.scripts.calls import Calls, follow
 from toolkit.verification.scripts.facts import CallTrace, GroupFacts, Sketches, UnitTrace
-from toolkit.verification.scripts.recorded_facts import facts_of, groups_of
+from toolkit.verification.scripts.kept_model import KeptModel, keep_model
+from toolkit.verification.scripts.recorded_facts import facts_of, groups_of, this_rank
 from toolkit.verification.scripts.sketching import Sketching
 from toolkit.verification.scripts.watch import (
     NotReadable,
+    Watched,
     WatchedFsdp1,
-    WatchedScript,
-    WatchedZeroScript,
+    WatchedZero,
     is_split,
     plain_names,
+    whole,
     whole_value,
 )
 
@@ -48,7 +47,7 @@ class Recording:
         self.model, self.steps, self.after, self.main = model, steps, after, main
         self._meet = meet
         self.folder = folder
-        self.spill = Spill(folder / spilled_by(int(os.environ.get("RANK", "0"))))
+        self.spill = Spill(folder / spilled_by(this_rank()))
         tensors_split = any(hasattr(p, "full_tensor") for p in model.parameters())
         kept = None
         if main or tensors_split:
@@ -68,12 +67,13 @@ class Recording:
         self.kind = type(model).__name__
         self.calls = Calls(model, self._keep)
         self.wrapper = ""
+        self.by_labels = False
         self.engine: Any = None
         self.loaded = self.done = False
         self.failed: str | None = None
         self.steps_seen = 0
         self.watched: Any = None
-        self._handles: list[Any] = []
+        self._unwatch: Callable[[], Any] = lambda: None
         self.taken: list[list[CallTrace]] = []
         self.outside: set[str] = set()
         self.notes: list[str] = []
@@ -88,6 +88,13 @@ class Recording:
 
     # ------------------------------------------------------------------ what the session reports
 
+    def moved_to(self, model: Any) -> None:
+        """Training begins. ``model``: what trains; it may be a copy of the model that was kept."""
+        if not any(one is self.model for one in model.modules()):
+            self.calls.remove()
+            self.model, self.calls = model, Calls(model, self._keep)
+        self.calls.take()
+
     def holds(self, parameters: Sequence[Any]) -> bool:
         """Whether one of ``parameters`` trains in this model."""
         wanted = {id(p) for p in parameters}
@@ -97,13 +104,13 @@ class Recording:
         """A DeepSpeed engine steps this model. ``before`` and ``after`` call what they are given, guarded."""
         self.engine = engine
 
-        def stepped(norm: float | None, skipped: bool) -> None:
+        def stepped(norm: float, skipped: bool) -> None:
             after(self.after_step, norm, skipped)
 
         names = {name for name, p in self.model.named_parameters() if p.requires_grad}
-        self.watched = WatchedZeroScript(engine, names)
-        self.limit = self.watched.limit() or 0.0
-        self._handles = self.watched.watch(lambda: before(self.before_step, None, 0.0), stepped)
+        self.watched = WatchedZero(engine, names)
+        self.limit = self.watched.limit
+        self._unwatch = self.watched.watch(lambda: before(self.before_step, None, 0.0), stepped)
 
     def backward_from(self, roots: Sequence[torch.Tensor]) -> None:
         """A backward begins at ``roots``."""
@@ -200,9 +207,7 @@ class Recording:
 
     def let_go(self) -> None:
         """Remove every hook."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._unwatch()
         self.calls.remove()
 
     def forget(self) -> None:
@@ -222,14 +227,14 @@ class Recording:
         if any(isinstance(one, FullyShardedDataParallel) for one in self.model.modules()) or self.wrapper == "fsdp1":
             self.watched = WatchedFsdp1(self.model, optimizer, names, self.shapes)
         else:
-            self.watched = WatchedScript(self.model, optimizer, names)
+            self.watched = Watched(self.model, optimizer, names)
             if self.wrapper and self.watched.strategy == "single":
                 self.watched.strategy = self.wrapper
 
     @property
     def trace(self) -> RankTrace:
         if not hasattr(self, "_trace"):
-            self._trace = RankTrace(dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0")))
+            self._trace = RankTrace(this_rank())
         return self._trace
 
     def _note_start(self) -> None:
@@ -264,7 +269,7 @@ class Recording:
         if more > free:
             raise NotReadable(
                 f"{self.steps} steps of {self.kind} take {_size(more)} more, and {_size(free)} are free at "
-                f"{tempfile.gettempdir()}; TMPDIR chooses another disk, --steps 1 takes none"
+                f"{_disk(self.folder)}; a recording of one step takes none"
             )
         if more + self.spill.bytes > _WORTH_SAYING:
             steps = (
@@ -272,7 +277,7 @@ class Recording:
             )
             sys.stderr.write(
                 f"toolkit: recording {steps} of {self.kind}, {len(sizes)} tensors: "
-                f"{_size(more + self.spill.bytes)} at {tempfile.gettempdir()}\n"
+                f"{_size(more + self.spill.bytes)} at {_disk(self.folder).partition(';')[0]}\n"
             )
 
     def _take_gradient(self, scale: float) -> None:
@@ -340,7 +345,8 @@ class Recording:
     @property
     def _split(self) -> bool:
         """Whether all ranks read together, or none does."""
-        return dist.is_initialized() and (self.engine is not None or is_split(self.model))
+        wrapped = self.engine is not None or self.wrapper == "fsdp1"  # maybe in one unit, around the model
+        return dist.is_initialized() and (wrapped or is_split(self.model))
 
 
 def _without_values(name: str, value: torch.Tensor) -> torch.Tensor:
@@ -363,10 +369,13 @@ def not_written(folder: Path, error: Exception) -> str:
     """Why a recording is not kept, in words."""
     free = shutil.disk_usage(folder.parent if not folder.exists() else folder).free
     why = error.strerror if isinstance(error, OSError) else "torch could not write the file"
-    return (
-        f"rank {os.environ.get('RANK', '0')} could not write its recording: {why} ({_size(free)} are free at "
-        f"{tempfile.gettempdir()}; TMPDIR chooses another disk)"
-    )
+    return f"rank {this_rank()} could not write its recording: {why} ({_size(free)} are free at {_disk(folder)})"
+
+
+def _disk(folder: Path) -> str:
+    """Where a recording is written, in words."""
+    temporary = tempfile.gettempdir()
+    return f"{temporary}; TMPDIR chooses another disk" if folder.is_relative_to(temporary) else str(folder.parent)
 
 
 def _size(count: int) -> str:

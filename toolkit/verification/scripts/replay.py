@@ -1,8 +1,8 @@
 """The plain side of a recorded command: one process, torch and the model.
 
 Every recorded call is made again, on the same weights, with the same inputs and random state. Its outputs are given the
-gradient that reached them in the recorded run. What comes out is summed over micro-batches and ranks, and averaged as
-the strategy averages.
+gradient that reached them in the recorded run or, for `toolkit.Recorder`, that of the mean over all labels of the step.
+What comes out is summed over micro-batches and ranks, and averaged as the strategy averages.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError
-from toolkit.verification.loops.replay_device import set_generators
 from toolkit.verification.scripts.answers import answer
 from toolkit.verification.scripts.cross_entropy import CallLoss, cross_entropy
 from toolkit.verification.scripts.facts import SAMPLE, CallTrace, UnitTrace
+from toolkit.verification.scripts.labels import labels_of, seed, supervised
+from toolkit.verification.scripts.replay_device import set_generators
 from toolkit.verification.scripts.sketch import sketch
 from toolkit.verification.scripts.tree import named_tensors, unflatten
 
@@ -39,6 +40,8 @@ class Contribution:
     outputs: dict[str, float] = field(default_factory=dict)
     """By output: by how much the replayed one differs from the recorded one, relative; 0 where no bit differs."""
     loss: CallLoss | None = None
+    tokens: int = 1
+    """Its supervised tokens, where they are known."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Replay:
         self.model, self.ranks, self.device, self.source = model, ranks, device, source
         facts = ranks[0].facts
         self._shaken: tuple[list[torch.Tensor], float, int] | None = None
+        self._shake_losses: torch.Generator | None = None
         self.names = ranks[0].trace.trainable
         self.dtypes = {name: weight.dtype for name, weight in ranks[0].trace.run.weights.items()}
         live = dict(model.named_parameters())
@@ -87,16 +91,36 @@ class Replay:
         """By step: what the script multiplies its gradients by after the backward passes, where it does."""
         self.averaged = max(1, facts.averaged)
         """The ranks whose gradients are averaged."""
+        self.tokens = self._supervised_tokens() if facts.by_labels else None
+        """By step: the supervised tokens over which the loss has to be the mean. None: it is whatever was recorded."""
+        if self.tokens is not None:
+            self.averaged = facts.world  # whoever averages or adds: its mean is the same
         for name, buffer in model.named_buffers():
             kept = facts.buffers.get(name)
             if kept is not None and kept.shape == buffer.shape:
                 buffer.data = kept.to(self.device)
 
+    def _supervised_tokens(self) -> list[int] | None:
+        """None where a call was given no labels."""
+        totals = [0] * len(self.ranks[0].facts.steps)
+        for rank in self.ranks:
+            for step, calls in enumerate(rank.facts.steps):
+                for call in calls:
+                    labels = labels_of(self.arguments(call)[1])
+                    if labels is None or call.path:
+                        return None
+                    totals[step] += supervised(labels, self._predicts_next(labels))
+        return totals
+
+    def _predicts_next(self, labels: torch.Tensor) -> bool:
+        config = getattr(self.model, "config", None)
+        return labels.ndim == 2 and not getattr(config, "is_encoder_decoder", False)
+
     def infer_averaging(self) -> str | None:
         """Several ranks without a strategy that averages: whether the script sums their gradients or averages them, as
         the first step shows. Returns what was found, in words."""
         facts, first = self.ranks[0].facts, self.ranks[0].trace.run.steps[0]
-        if facts.averaged or facts.world == 1 or first.skipped:
+        if facts.averaged or facts.world == 1 or first.skipped or self.tokens is not None:
             return None
         sums = self.gradient(0, losses=False).total
         seen = self.ranks[0].sketches[0].gradient
@@ -133,7 +157,7 @@ class Replay:
         total: Tensors = {}
         scale = self.scale(step)
         for number, (rank, micro) in enumerate(places):
-            calls.append(self._contribution(self.ranks[rank].facts.steps[step][micro], rank, micro, losses))
+            calls.append(self._contribution(self.ranks[rank].facts.steps[step][micro], (step, rank, micro), losses))
             self._add_gradients(parts, how.dtype)
             if how.groups and number + 1 < len(places) and places[number + 1][by_micro] == (rank, micro)[by_micro]:
                 continue  # the group goes on
@@ -155,7 +179,8 @@ class Replay:
                 into[name] = into[name].add_(gradient) if name in into else gradient.clone()
         self.model.zero_grad(set_to_none=True)
 
-    def _contribution(self, call: CallTrace, rank: int, micro: int, losses: bool) -> Contribution:
+    def _contribution(self, call: CallTrace, place: tuple[int, int, int], losses: bool) -> Contribution:
+        """``place``: step, rank and micro-batch."""
         args, kwargs = self.arguments(call)
         module = self.model.get_submodule(call.path)
         self.model.train(call.training)
@@ -172,10 +197,13 @@ class Replay:
                     f"{type(error).__name__}: {lines[0]}"
                 ) from None
         outputs = {name: one for name, one in named_tensors(answered) if one.requires_grad}
-        seeds = self._seeds(call, outputs)
-        found = Contribution(rank, micro, outputs=self._compare(call, outputs))
-        if losses:
-            found.loss = _loss_of(call, outputs, seeds, kwargs)
+        found = Contribution(*place[1:], outputs=self._compare(call, outputs))
+        if self.tokens is not None:
+            seeds, found.tokens = self._of_labels(outputs, kwargs, place[0])
+        else:
+            seeds = self._seeds(call, outputs)
+            if losses and (loss := _loss_of(call, outputs, seeds, kwargs)) is not None:
+                found.loss, found.tokens = loss, loss.tokens
         torch.autograd.backward([outputs[name] for name in seeds], list(seeds.values()))
         for name, parameter in self.trained.items():
             if parameter.grad is not None:
@@ -203,6 +231,17 @@ class Replay:
             found[one.name] = off / max(seen.norm().item(), 1e-300) if off else 0.0
         return found
 
+    def _of_labels(self, outputs: Tensors, kwargs: dict[str, Any], step: int) -> tuple[Tensors, int]:
+        """The gradient that a call's logits should have been given, and the supervised tokens in it."""
+        assert self.tokens is not None
+        labels = labels_of(kwargs)
+        name = "logits" if "logits" in outputs else "output"
+        if labels is None or name not in outputs:
+            raise InputError(f"{self.source}: the rebuilt model does not answer with logits, which labels are for")
+        following, factor = self._predicts_next(labels), self.scale(step) / max(1, self.tokens[step])
+        seeds = {name: seed(outputs[name], labels, following, factor, self._shake_losses)}
+        return seeds, supervised(labels, following)
+
     def _seeds(self, call: CallTrace, outputs: Tensors) -> Tensors:
         """The gradient that reached each output from outside the model."""
         arrived = {one.name: one for one in call.outputs if one.gradient is not None}
@@ -229,7 +268,7 @@ class Replay:
         """Inside, the input embedding is off by one rounding of the dtype that computes, up or down at random; every
         trained weight, where the model has no embedding."""
         facts = self.ranks[0].facts
-        names = {facts.loop.autocast or "float32", *facts.dtypes.values()}
+        names = {facts.autocast or "float32", *facts.dtypes.values()}
         eps = max(torch.finfo(getattr(torch, name)).eps for name in names)
         table = None
         if (find := getattr(self.model, "get_input_embeddings", None)) is not None:
@@ -247,6 +286,15 @@ class Replay:
             return None
         seed = (self._shaken[2] * len(self.ranks) + rank) * 1000 + micro
         return torch.Generator().manual_seed(seed)
+
+    @contextlib.contextmanager
+    def perturbed_losses(self, seed: int) -> Iterator[None]:
+        """Inside, the gradient at the outputs is off by roundings, where it is computed from labels."""
+        self._shake_losses = torch.Generator().manual_seed(seed)
+        try:
+            yield
+        finally:
+            self._shake_losses = None
 
     def _shake(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Perturb the weights as they are now; returns them with their values, to be put back."""

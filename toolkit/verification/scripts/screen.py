@@ -37,7 +37,7 @@ def proven(found: Proven, folder: str | None) -> list[str]:
 def _model(model: ModelOutcome, found: Proven, folder: str | None) -> list[str]:
     facts, outcome = model.facts, model.outcome
     ranks = f"{facts.world} processes" if facts.world > 1 else "1 process"
-    precision = facts.loop.copy or facts.loop.autocast or "/".join(facts.loop.dtypes)
+    precision = facts.copy or facts.autocast or "/".join(facts.computed)
     loss = {"cross-entropy": "cross-entropy", "other": "loss of its own"}[model.loss]
     lines = [
         f"verify  {model.kind} · {facts.strategy} · {ranks} · {precision} · {facts.optimizer} · {loss} · "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -18,6 +17,7 @@ from torch import nn
 
 from toolkit.no_memory import is_out_of_memory
 from toolkit.verification.scripts import copies
+from toolkit.verification.scripts.copies import Plain
 from toolkit.verification.scripts.memory import largest
 from toolkit.verification.scripts.recording import Recording, not_written
 from toolkit.verification.scripts.together import OthersStopped, Together
@@ -28,27 +28,27 @@ from toolkit.verification.scripts.watch import NotReadable
 class Session:
     """Gets events from ``catch``. An error in it ends the recording and is reported; the command continues."""
 
-    def __init__(self, folder: Path) -> None:
-        settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-        self.folder = folder
-        self.steps, self.after = int(settings["steps"]), int(settings["after"])
-        self.on_cpu, self.copies = bool(settings["on_cpu"]), bool(settings["copies"])
+    def __init__(self, folder: Path, steps: int, after: int = 0, *, on_cpu: bool = False, copies: bool = False) -> None:
+        """``folder``: of this recording. ``steps``, ``after``: as of ``Recording``. ``on_cpu``: connect processes
+        without a GPU. ``copies``: copy models too, for what transformers cannot build again."""
+        self.folder, self.steps, self.after = folder, steps, after
+        self.on_cpu, self.copies = on_cpu, copies
         self.scale = 0.0
         """The loss scale that gradients have in them now; 0: none."""
         self.main = os.environ.get("RANK", "0") == "0"
         self.recordings: list[Recording] = []
         self.active = True
-        self.when_over: Callable[[], None] = lambda: None
+        self.undo: list[Callable[[], Any]] = []
+        """What puts back the functions that report to this session."""
         self.error: str | None = None
         self.optimizers: list[weakref.ref[Any]] = []
         self.pid = os.getpid()
         self._saved: list[int] = []
-        self._plain: dict[int, copies.Plain] = {}
+        self._plain: dict[int, Plain] = {}
         self._scales: dict[int, float] = {}
         self._took: set[int] = set()
         self._threads: list[threading.Thread] = []
         self._together: Together | None = None
-        atexit.register(self.finish)
 
     def guarded(self, action: Callable[..., None], *args: Any) -> None:
         """Call ``action`` unless the recording is over or this is a process forked from it."""
@@ -179,12 +179,17 @@ class Session:
             self.end()
 
     def end(self) -> None:
-        self.active = False
+        self.let_go()
         Together.stop(self.folder / "together", int(os.environ.get("RANK", "0")))
+        self.report()
+
+    def let_go(self) -> None:
+        """Put back whatever was replaced, and remove every hook."""
+        self.active = False
         for recording in self.recordings:
             recording.let_go()
-        self.when_over()
-        self.report()
+        while self.undo:
+            self.undo.pop()()
 
     def finish(self) -> None:
         """The process ends: let the files be complete."""

@@ -30,22 +30,31 @@ _OUTPUT = "a model's output"
 @dataclass
 class Replayed:
     """By step: every call's contribution, the sketches of the gradient that they sum to, and how far another order of
-    the sum can be from it, relative. ``exact``: every replayed output was equal to the recorded one, bit by bit."""
+    the sum can be from it, relative. ``exact``: every replayed output was equal to the recorded one, bit by bit.
+    ``by_labels``: the gradient at the outputs was computed from labels, which rounds."""
 
     contributions: list[list[Contribution]]
     gradients: list[Tensors]
     bounds: list[dict[str, float]]
     noise: Noise
     exact: bool = True
+    by_labels: bool = False
     reordered: dict[str, float] = field(default_factory=dict)
     """Of correct runs that compute a micro-batch in the strategy's order, the largest distance, relative."""
+
+    @property
+    def measured_because(self) -> str | None:
+        """Why the gradient's tolerances are measured; None where only the order of its sums may differ."""
+        if self.by_labels:
+            return "the loop is not this toolkit's"
+        return None if self.exact else "outputs differ from the recorded ones by a rounding"
 
 
 def replay_all(replay: Replay, models: int = 1, say: Callable[[str], None] = lambda text: None) -> Replayed:
     """Replay every step that was not skipped, and measure what correct runs differ by. ``models``: of the verdict.
     ``say``: is told which step it is."""
     steps = replay.ranks[0].trace.run.steps
-    found = Replayed([], [], [], Noise())
+    found = Replayed([], [], [], Noise(), by_labels=replay.tokens is not None)
     for step in steps:
         say(f"computing recorded step {step.step + 1} of {len(steps)} in a plain loop")
         replayed = replay.gradient(step.step)
@@ -64,8 +73,8 @@ def replay_all(replay: Replay, models: int = 1, say: Callable[[str], None] = lam
                 _reorder(found, right, _sketched(replay, step.step))
         if replay.device.type != "cpu":  # its kernels may add in another order every time
             _reorder(found, right, _sketched(replay, step.step))
-        if not exact:
-            _perturb(found, replay, right, step.step)
+        if not exact or found.by_labels:
+            _perturb(found, replay, right, step.step, exact)
     compared = sum(len(g) + sum(len(one.outputs) for one in all_of)
                    for g, all_of in zip(found.gradients, found.contributions, strict=True))  # fmt: skip
     found.noise.comparisons = max(1, models * compared)
@@ -76,10 +85,13 @@ def _sketched(replay: Replay, step: int) -> Tensors:
     return {name: sketch(gradient) for name, gradient in replay.gradient(step, losses=False).total.items()}
 
 
-def _perturb(found: Replayed, replay: Replay, right: Tensors, step: int) -> None:
+def _perturb(found: Replayed, replay: Replay, right: Tensors, step: int, exact: bool) -> None:
+    # Roundings of a loss have as many components as a gradient has elements: see ``SHAKEN_COMPONENTS``.
+    draws = found.noise.shaken if exact else found.noise.arranged
     for seed in range(PERTURBED):
         number = PERTURBED * step + seed
-        with replay.perturbed(number):
+        # Where outputs are equal, the loss alone may round otherwise.
+        with replay.perturbed_losses(number) if exact else replay.perturbed(number):
             shaken = replay.gradient(step, Summing("rank" if seed % 2 else "", shuffled=number), losses=False)
         off = (e for one in shaken.calls for e in one.outputs.values() if e != math.inf)
         # Its own distance from the replayed outputs, and that of the recorded ones.
@@ -88,7 +100,7 @@ def _perturb(found: Replayed, replay: Replay, right: Tensors, step: int) -> None
             other = sketch(shaken.total[name])
             error = distance(other, gradient)
             if error != math.inf:
-                found.noise.arranged[name].add(error, norm(other - gradient))
+                draws[name].add(error, norm(other - gradient))
 
 
 def _reorder(found: Replayed, right: Tensors, other: Tensors) -> None:
@@ -144,7 +156,7 @@ def gradient(ranks: Sequence[UnitTrace], replayed: Replayed) -> Stage:
             bound = bounds.get(name, 0.0)
             reordered = replayed.reordered.get(name, 0.0)
             noise, tolerance, chance = max(bound, reordered), bound + SAFETY * reordered, 0.0
-            if not replayed.exact:
+            if replayed.measured_because is not None:
                 noise = max(noise, replayed.noise.of(name, size))
                 tolerance = max(tolerance, replayed.noise.tolerance(name, size))
                 chance = replayed.noise.chance

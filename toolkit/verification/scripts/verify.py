@@ -14,21 +14,21 @@ from toolkit.errors import InputError
 from toolkit.strategies.engines.claims import Claim
 from toolkit.threads import torch_threads
 from toolkit.verification.compare.across import cross_rank
-from toolkit.verification.compare.measure import Stage
+from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.compare.noise import relative_error
-from toolkit.verification.loops.kept_model import KeptModel, rebuild
-from toolkit.verification.loops.replay_device import multiplying, replay_device
 from toolkit.verification.outcome import Outcome
 from toolkit.verification.passes import Pass
 from toolkit.verification.record.plain_form import load_plain
 from toolkit.verification.scripts import copies, optimizer
-from toolkit.verification.scripts.causes import gradient_cause
+from toolkit.verification.scripts.causes import cause_of, gradient_cause, samples_of
 from toolkit.verification.scripts.command import FILE
 from toolkit.verification.scripts.facts import ScriptFacts, UnitTrace
+from toolkit.verification.scripts.kept_model import KeptModel, rebuild
 from toolkit.verification.scripts.losses import LossFound, normalisation
 from toolkit.verification.scripts.multiplied import infer_multiplied
 from toolkit.verification.scripts.recording import spilled_by
 from toolkit.verification.scripts.replay import Replay
+from toolkit.verification.scripts.replay_device import multiplying, replay_device
 from toolkit.verification.scripts.stages import Replayed, forward, gradient, replay_all
 
 
@@ -61,13 +61,12 @@ class ModelOutcome:
         }
 
 
-def is_recording(folder: Path) -> bool:
-    """Whether `toolkit record` wrote ``folder``; `toolkit.Recorder` writes others."""
-    return (folder / FILE).is_file()
-
-
 def recorded(folder: Path) -> dict[str, Any]:
     """What the folder says of itself; raises InputError."""
+    if not (folder / FILE).is_file():
+        if (folder / "model.pt").is_file():
+            raise InputError(f"--trace: {folder}: by an earlier version of toolkit.Recorder; record the loop again")
+        raise InputError(f"--trace: {folder} contains no trace; record one with toolkit record or toolkit.Recorder")
     try:
         document = json.loads((folder / FILE).read_text(encoding="utf-8"))
         if not isinstance(document["recorded"], list) or not isinstance(document["not_seen"], list):
@@ -107,12 +106,12 @@ def verify_unit(
     ranks = [load_plain(file, UnitTrace, file.with_suffix(".tensors")) for file in _files(folder)]
     _check(ranks, str(folder))
     facts = ranks[0].facts
-    device, note = replay_device([rank.facts.loop for rank in ranks], str(folder))
+    device, note = replay_device([rank.facts for rank in ranks], str(folder))
     kept = load_plain(folder / "model.pt", KeptModel, folder / spilled_by(0))
     built, how = _build(kept, model, copy, str(folder / "model.pt"))
     built = built.to(device)
     first = _first_weights(ranks, built)
-    with torch_threads(max(1, facts.threads)), multiplying(facts.loop.float32_products, device):
+    with torch_threads(max(1, facts.threads)), multiplying(facts.float32_products, device):
         replay = Replay(built, ranks, device, str(folder))
         by_hand = replay.infer_averaging()
         replayed = replay_all(replay, models, say)
@@ -122,6 +121,8 @@ def verify_unit(
     run: Any = RecordedRun(facts.world, device.type, facts.strategy)
     loss = normalisation(replay, replayed.contributions)
     outcome = _outcome(run, replay, replayed, loss, first)
+    if facts.by_labels and replay.tokens is None:
+        outcome.notes.append("the model was called without labels: what the loss should have been is not known")
     outcome.notes += [*filter(None, (note, how, by_hand, after)), *loss.notes, *facts.notes, *facts.unseen]
     if facts.outside:
         names = f"{facts.outside[0]} and {len(facts.outside) - 1} others" if facts.outside[1:] else facts.outside[0]
@@ -149,12 +150,12 @@ def _build(kept: KeptModel, given: Any, copy: Path | None, source: str) -> tuple
 def _outcome(run: Any, replay: Replay, replayed: Replayed, loss: LossFound, first: dict[str, float]) -> Outcome:
     ranks = replay.ranks
     traces = [rank.trace for rank in ranks]
-    found = Pass("recorded", ranks=traces)
+    found = Pass("recorded", ranks=traces, why_measured=replayed.measured_because)
     after_forward = forward(ranks, first, replayed)
     after_forward.measures += loss.measures
     stages = gradient(ranks, replayed)
     steps, notes = optimizer.stages(ranks[0])
-    found.stages = [_ledger(ranks), after_forward, stages, *steps, cross_rank(traces)]
+    found.stages = [_ledger(replay), after_forward, stages, *steps, cross_rank(traces)]
     found.claims = _claims(ranks)
     found.not_engaged = any(not one.ok for one in found.claims if one.id in ("strategy", "processes"))
     outcome = Outcome(run, run, [found], notes=notes)
@@ -166,8 +167,8 @@ def _outcome(run: Any, replay: Replay, replayed: Replayed, loss: LossFound, firs
             # Gradients are compared with those of the losses as they were weighted: theirs is another cause.
             other = None if stages.ok else gradient_cause(replay, replayed, stages)
             outcome.further = [other] if other is not None else []
-        elif stage.name == "gradient":
-            outcome.diagnosis = gradient_cause(replay, replayed, stage)
+        else:
+            outcome.diagnosis = cause_of(replay, replayed, stage, measure)
     return outcome
 
 
@@ -176,7 +177,7 @@ def _first_weights(ranks: Sequence[UnitTrace], built: Any) -> dict[str, float]:
 
     DeepSpeed 0.19.8 makes its float32 masters from the 16-bit copy: a loop of its own starts from those."""
     facts, seen = ranks[0].facts, ranks[0].trace.run.weights
-    copied = facts.loop.copy if facts.strategy.startswith("zero") else None
+    copied = facts.copy if facts.strategy.startswith("zero") else None
     errors = {}
     for name, weight in built.named_parameters():
         if name in seen:
@@ -187,9 +188,19 @@ def _first_weights(ranks: Sequence[UnitTrace], built: Any) -> dict[str, float]:
     return errors
 
 
-def _ledger(ranks: Sequence[UnitTrace]) -> Stage:
-    calls = sum(len(step) for rank in ranks for step in rank.facts.steps)
-    return Stage("ledger", summary=f"{calls} calls of the model")
+def _ledger(replay: Replay) -> Stage:
+    """The data is the loop's own. Where its labels say what it learns, no step may have the same sample twice."""
+    if replay.tokens is None:
+        calls = sum(len(step) for rank in replay.ranks for step in rank.facts.steps)
+        return Stage("ledger", summary=f"{calls} calls of the model")
+    stage, total = Stage("ledger", detection_limit=1.0), 0
+    for step in range(len(replay.tokens)):
+        rows = [row for rank in samples_of(replay, step) for row in rank]
+        total += len(rows)
+        twice = len(rows) - len(set(rows))
+        stage.measures.append(Measure("samples-once", step, twice, 0.0, facts={"repeated": twice}))
+    stage.summary = f"{total} samples"
+    return stage
 
 
 def _claims(ranks: Sequence[UnitTrace]) -> list[Claim]:

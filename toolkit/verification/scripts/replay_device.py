@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from toolkit.errors import InputError
-from toolkit.verification.record.trace import LoopFacts
+from toolkit.verification.scripts.facts import ScriptFacts
 
 GeneratorStates = dict[str, torch.Tensor]
 """The state of torch's random generators by kind of device: the CPU's, and that of the device that computes."""
@@ -74,28 +74,28 @@ def is_here(kind: str) -> bool:
         return False
 
 
-def replay_device(loops: Sequence[LoopFacts], source: str) -> tuple[torch.device, str | None]:
+def replay_device(ranks: Sequence[ScriptFacts], source: str) -> tuple[torch.device, str | None]:
     """The device to replay on, and a note for the screen where it is another than the recorded one.
 
     A loop of another device is replayed on the CPU where rounding is all that may differ: float32 throughout, and no
     random number drawn on the device. Raises InputError with the reason elsewhere: what would be seen then could be
     the device as well as the loop.
     """
-    first = loops[0]
+    first = ranks[0]
     if is_here(first.device):
         return torch.device(first.device), None
     reasons = []
-    if any(first.device in kinds for loop in loops for step in loop.drawn for kinds in step):
+    if any(first.device in call.drawn for rank in ranks for step in rank.steps for call in step):
         reasons.append(
             f"it drew random numbers, as dropout does, from {first.device}'s generator, and a CPU's draws others: "
             "record it with dropout 0"
         )
-    half = sorted({name for loop in loops for name in loop.dtypes if name in ("bfloat16", "float16")})
+    half = sorted({name for rank in ranks for name in rank.computed if name in ("bfloat16", "float16")})
     if half:
         reasons.append(
             f"it computes in {' and '.join(half)}, whose rounding differs from device to device: record it in float32"
         )
-    if any(loop.float32_products != "ieee" for loop in loops):
+    if any(rank.float32_products != "ieee" for rank in ranks):
         reasons.append('it multiplies in TF32: record it with torch.set_float32_matmul_precision("highest")')
     named = f"recorded on {first.device} ({first.device_name})"
     if reasons:

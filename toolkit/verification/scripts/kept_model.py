@@ -15,8 +15,8 @@ from torch import nn
 from toolkit.errors import InputError
 from toolkit.model.silence import peft_asks
 from toolkit.upstream.transformers import attention_of
-from toolkit.verification.loops.watched import whole
 from toolkit.verification.scripts.together import read_each
+from toolkit.verification.scripts.watch import whole
 
 _ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 """transformers would fetch code from the hub for any other name."""
