@@ -189,7 +189,7 @@ class Replay:
         autocast = getattr(torch, call.autocast) if call.autocast else None
         with torch.enable_grad(), torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
             try:
-                answered = answer(module, args, kwargs, self._draw(rank, micro))
+                answered = answer(module, args, kwargs, self._draw(*place[1:]))
             except Exception as error:  # whatever a model's own code raises
                 lines = str(error).strip().splitlines() or [""]
                 raise InputError(
