@@ -8,15 +8,16 @@ InputError if the input cannot be used, RunFailed if the thing asked about is no
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from toolkit.recipe.load import recipe_from, recipe_yaml
+from toolkit.benchmark.commands import BenchOptions
+from toolkit.inspection.commands import DataOptions
+from toolkit.options import takes
+from toolkit.planning.commands import PlanOptions
 from toolkit.recipe.schema import Recipe
 from toolkit.results import CommandResult
 
@@ -185,129 +186,50 @@ def prove(
     return prove_command(command, folder, steps=steps, after=after, timeout=timeout, stop=stop, on_cpu=on_cpu)
 
 
-def plan(
-    recipe: RecipeLike | None = None,
-    overrides: Sequence[str] = (),
-    *,
-    gpu: str | None = None,
-    memory: float | None = None,
-    gpus: int | None = None,
-    nodes: int | None = None,
-    headroom: float | None = None,
-    every: bool = False,
-    scale: bool = False,
-    calibrate: bool = False,
-    loop: str | None = None,
-    loop_set: Sequence[str] = (),
-    script: str | Path | None = None,
-    fit: Sequence[str] = (),
-    explain: bool = False,
-    price: Sequence[str] = (),
-    images: int | None = None,
-    image_size: str | None = None,
-    disk: float | None = None,
-    lora: int | None = None,
-    qlora: int | None = None,
-    tokens: int | None = None,
-    epochs: int | None = None,
-) -> Planned:
+@takes(PlanOptions)
+def plan(options: PlanOptions) -> Planned:
     """Predict peak memory and time of every strategy, and choose the fastest that fits.
 
-    ``recipe`` may also be a model's config.json, folder or hub id. ``script``: a training script, whose settings
-    are read from its text in place of a recipe; ``recipe`` is then a model in place of the script's, or None.
-    ``gpu``: a name of the device table, for example h100, or ``memory``: GiB per device. ``gpus``, ``nodes``:
-    override the recipe's. ``headroom``: fraction of the memory to keep free. ``every``: keep candidates that cannot
-    win. ``scale``: predict 1 to 1,024 devices. ``calibrate``: measure the rates of this machine. ``loop``: whose
-    training loop, of those of ``--loop``. ``loop_set``: its habits, «held_outputs=true». ``fit``: inverse
-    questions, of length, micro, model, gpus and gpu. ``explain``: where the bytes are. ``price``: of an hour of a
-    device, «2.5», «h100=2.5» or a YAML file of them. ``images``, ``image_size``: images per row, and their width
-    and height in pixels, «1024x768», for models that see. ``disk``: GB/s of a node's disk, for the seconds of
-    loading, saving and resuming. ``lora``, ``qlora``: the rank of an adapter, for a model without a recipe.
-    ``tokens``: of the training data, which the run reads ``epochs`` times.
+    ``recipe`` may also be a model's config.json, folder or hub id. ``script``: a training script, whose settings are
+    read from its text in place of a recipe; ``recipe`` is then a model in place of the script's, or None. ``gpu``: a
+    name of the device table, for example h100, or ``memory``: GiB per device. ``gpu_table``: a YAML file of more
+    devices. ``gpus``, ``nodes``: override the recipe's. ``link``: GB/s between nodes, per node and direction.
+    ``length``, ``micro``: tokens per row, rows per device and forward pass. ``headroom``: fraction of the memory to
+    keep free. ``every``: keep candidates that cannot win. ``scale``: predict 1 to 1,024 devices. ``calibrate``: measure
+    the rates of this machine. ``loop``: whose training loop, of those of ``--loop``. ``loop_set``: its habits,
+    «held_outputs=true». ``fit``: inverse questions, of length, micro, model, gpus and gpu. ``explain``: where the bytes
+    are. ``price``: of an hour of a device, «2.5», «h100=2.5» or a YAML file of them. ``images``, ``image_size``: images
+    per row, and their width and height in pixels, «1024x768», for models that see. ``disk``: GB/s of a node's disk, for
+    the seconds of loading, saving and resuming. ``lora``, ``qlora``: the rank of an adapter, or ``full``: all weights,
+    for a model without a recipe. ``tokens``: of the training data, which the run reads ``epochs`` times. ``cache``:
+    take traces from the plan cache and keep them there. ``output``: a file for the chosen recipe.
 
     Raises InputError if the input cannot be used, RunFailed if calibration fails.
     """
-    from toolkit.planning.command import Request, make_plan
+    from toolkit.planning.command import make_plan
 
-    source = recipe if recipe is None or isinstance(recipe, Recipe) else str(recipe)
-    return make_plan(
-        Request(
-            source,
-            tuple(overrides),
-            gpu=gpu,
-            memory=memory,
-            gpus=gpus,
-            nodes=nodes,
-            headroom=headroom,
-            every=every,
-            scale=scale,
-            calibrate=calibrate,
-            loop=loop,
-            loop_set=tuple(loop_set),
-            script=None if script is None else str(script),
-            fit=tuple(fit),
-            explain=explain,
-            price=tuple(price),
-            images=images,
-            image_size=image_size,
-            disk=disk,
-            lora=lora,
-            qlora=qlora,
-            tokens=tokens,
-            epochs=epochs,
-        )
-    )
+    return make_plan(options)
 
 
-def bench(
-    recipe: RecipeLike,
-    overrides: Sequence[str] = (),
-    *,
-    strategies: Sequence[str] = (),
-    options: Sequence[str] = (),
-    against: str | Path | None = None,
-    turns: int = 3,
-    steps: int = 5,
-    warmup: int = 2,
-    full_rows: bool = False,
-    say: Callable[[str], None] = lambda line: None,
-    log: str | Path = "runs/bench/bench.log",
-) -> Measured:
+@takes(BenchOptions)
+def bench(options: BenchOptions) -> Measured:
     """Measure tokens per second, peak memory and MFU on this machine.
 
     The cells are the recipe, the recipe under each of ``strategies`` (names, or all), with each of ``options``
     (``key=value``), and the recipe ``against``. Each cell is measured ``turns`` times, interleaved with the others:
     ``steps`` timed steps after ``warmup`` untimed ones. ``full_rows``: use rows of random tokens instead of the data.
+    ``profile``: a file for a trace of two steps. ``tflops``: peak rate of the device, for MFU; None: its data sheet's.
     ``say``: called with lines of progress. ``log``: a file for the output of the ranks.
 
     Raises InputError if the input cannot be used.
     """
-    from toolkit.benchmark.command import Request, measure
+    from toolkit.benchmark.command import measure
 
-    with _file_of(recipe, overrides) as file:
-        request = Request(
-            file,
-            () if isinstance(recipe, Recipe) else tuple(overrides),
-            tuple(strategies),
-            tuple(options),
-            None if against is None else str(against),
-            turns,
-            steps,
-            warmup,
-            full_rows,
-        )
-        return measure(request, say, Path(log))
+    return measure(options)
 
 
-def inspect_data(
-    recipe: RecipeLike,
-    overrides: Sequence[str] = (),
-    *,
-    samples: int = 3,
-    only: Literal["cut", "unsupervised", "duplicate"] | None = None,
-    evaluation: bool = False,
-    rows: int | None = None,
-) -> Inspected:
+@takes(DataOptions)
+def inspect_data(options: DataOptions) -> Inspected:
     """Read the data as a run does: samples token by token, lengths, duplicates, and what padding costs.
 
     ``samples``: how many to show; of a recipe with packing, rows. ``only``: show samples of this kind. ``evaluation``:
@@ -315,10 +237,9 @@ def inspect_data(
 
     Raises InputError if none of the data can be used. Rows that a run would refuse are in ``refused``.
     """
-    from toolkit.inspection.command import Request, inspect
+    from toolkit.inspection.command import inspect
 
-    source = recipe if isinstance(recipe, Recipe) else str(recipe)
-    return inspect(Request(source, tuple(overrides), samples, only, evaluation, rows))
+    return inspect(options)
 
 
 @dataclass(frozen=True)
@@ -424,15 +345,3 @@ def import_checkpoint(
     from toolkit.checkpoint_import.command import import_checkpoint as run
 
     return run(checkpoint, recipe, overrides, step=step)
-
-
-@contextlib.contextmanager
-def _file_of(recipe: RecipeLike, overrides: Sequence[str]) -> Iterator[str]:
-    """The recipe's file, or a temporary file for a Recipe object."""
-    if not isinstance(recipe, Recipe):
-        yield str(recipe)
-        return
-    with tempfile.TemporaryDirectory(prefix="toolkit-") as folder:
-        file = Path(folder) / "recipe.yaml"
-        file.write_text(recipe_yaml(recipe_from(recipe, overrides)), encoding="utf-8")
-        yield str(file)

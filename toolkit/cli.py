@@ -227,11 +227,11 @@ def schema(
     schema_command(output)
 
 
-data_commands.register(app)
+app.command()(data_commands.data)
 verify_commands.register(app)
 script_commands.register(app)
-plan_commands.register(app)
-bench_commands.register(app)
+app.command()(plan_commands.plan)
+app.command()(bench_commands.bench)
 lint_commands.register(app)
 migrate_commands.register(app)
 import_commands.register(app)

@@ -111,7 +111,7 @@ def test_every_command_refuses_a_length_with_the_same_words(tmp_path: Path, tiny
         "plan": lambda *given: make_plan(PlanRequest(name, given)),
         "verify": lambda *given: resolve_recipe(name, given),
         "data": lambda *given: inspect(DataRequest(name, given)),
-        "bench": lambda *given: bench(BenchRequest(name, given), print, tmp_path / "log"),
+        "bench": lambda *given: bench(BenchRequest(name, given, say=print, log=tmp_path / "log")),
         "train": lambda *given: train(name, given, resume=False),
         "train --dry-run": lambda *given: train(name, given, resume=False, dry_run=True),
     }

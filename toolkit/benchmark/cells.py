@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from toolkit.benchmark.job import Order, Turn, turn_job
@@ -13,9 +14,9 @@ from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.launch.job import check_machine
 from toolkit.machine import cpu_count
-from toolkit.recipe.load import apply_overrides, load_recipe, validate
-from toolkit.recipe.positions import read
+from toolkit.recipe.load import load_recipe, recipe_from, source_of
 from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import OWN_KEYS
 from toolkit.strategies import resolve
 
@@ -68,11 +69,16 @@ class Cell:
 
 
 def make_cells(
-    recipe: str, overrides: Sequence[str], strategies: Sequence[str], options: Sequence[str], against: str | None
+    recipe: str | Path | Recipe,
+    overrides: Sequence[str],
+    strategies: Sequence[str],
+    options: Sequence[str],
+    against: str | Path | None,
 ) -> tuple[list[Cell], list[str]]:
     """The recipe, the recipe under each of ``strategies`` and with each of ``options`` (``key=value``, or several
     separated by commas), and the recipe ``against``; and the skipped ones, with their reason. Raises InputError."""
-    asked = resolve(load_recipe(recipe, overrides), recipe)
+    source = source_of(recipe)
+    asked = resolve(recipe_from(recipe, overrides), source)
     check_machine(asked)
     name = asked.recipe.strategy.name
     cells, left_out = [Cell(name, asked, asked=True)], []
@@ -81,19 +87,17 @@ def make_cells(
     wanted += [(option, option.split(",")) for option in options]
     for label, more in wanted:
         try:
-            document = read(recipe)
-            apply_overrides(document, [*overrides, *more])
-            resolved = resolve(validate(document), recipe)
+            resolved = resolve(recipe_from(recipe, [*overrides, *more]), source)
             check_machine(resolved)
         except InputError as error:
             left_out.append(f"{label}: {error}")
             continue
         cells.append(Cell(label, resolved))
     if against is not None:
-        other = resolve(load_recipe(against), against)
+        other = resolve(load_recipe(against), str(against))
         check_machine(other)
-        cells.append(Cell(against, other))
-        cells[0].label = recipe
+        cells.append(Cell(str(against), other))
+        cells[0].label = source
     return cells, left_out
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from toolkit.data.fields import needed_fields
@@ -13,31 +12,15 @@ from toolkit.data.files import local_files
 from toolkit.data.sources import check_local, named_sources
 from toolkit.disk import write_text
 from toolkit.errors import InputError
+from toolkit.inspection.commands import DataOptions, Request
 from toolkit.recipe.load import recipe_from, source_of
 from toolkit.recipe.needs import missing_tokenizer, why_no_tokenizer
 from toolkit.recipe.preflight import check_known
-from toolkit.recipe.schema import Recipe
 from toolkit.results import Result, write_json
 from toolkit.strategies import resolve
 
 if TYPE_CHECKING:
     from toolkit.inspection.measure import Inspected
-
-
-@dataclass(frozen=True)
-class Request:
-    """The command line."""
-
-    recipe: str | Recipe
-    overrides: tuple[str, ...] = ()
-    samples: int = 3
-    only: str | None = None
-    evaluation: bool = False
-    rows: int | None = None
-    full: bool = False
-    tokens: bool = False
-    page: str | None = None
-    json_target: str | None = None
 
 
 def data_command(request: Request) -> int:
@@ -60,7 +43,7 @@ def data_command(request: Request) -> int:
     return found.exit_code
 
 
-def inspect(request: Request) -> Inspected:
+def inspect(request: DataOptions) -> Inspected:
     """Read the data and measure it. Raises InputError."""
     result = Result("data")
     warnings.filterwarnings("ignore")

@@ -19,7 +19,7 @@ from toolkit.recipe.shapes import shape_of
 from toolkit.strategies import simplest, strategy_named
 
 if TYPE_CHECKING:
-    from toolkit.planning.command import Request
+    from toolkit.planning.commands import PlanOptions
     from toolkit.planning.scripted import Scripted
 
 
@@ -37,7 +37,7 @@ class Start:
     script: Scripted | None = None
 
 
-def starting(request: Request) -> Start:
+def starting(request: PlanOptions) -> Start:
     """The recipe of the request, or one made around its model. Raises InputError."""
     machine = {"machine.processes": request.gpus, "machine.nodes": request.nodes}
     flags = machine | {
@@ -52,10 +52,10 @@ def starting(request: Request) -> Start:
     if len(asked) > 1:
         raise InputError(f"{' and '.join(asked)}: one of them; each says what is trained")
     if request.script is not None:
-        return _of_script(request.script, request, overrides, asked)
+        return _of_script(str(request.script), request, overrides, asked)
     if request.recipe is None:
         raise InputError("name a recipe or a model, or a training script: --script train.py")
-    if isinstance(request.recipe, Recipe) or request.recipe.endswith((".yaml", ".yml")):
+    if isinstance(request.recipe, Recipe) or str(request.recipe).endswith((".yaml", ".yml")):
         if asked:
             instead = {
                 "--lora": "adapter.r=16",
@@ -66,11 +66,11 @@ def starting(request: Request) -> Start:
         overrides, notes = _one_length(overrides, _run_section(request.recipe))
         start = Start(recipe_from(request.recipe, overrides), notes)
     else:
-        start = _around_model(request.recipe, request, overrides)
+        start = _around_model(str(request.recipe), request, overrides)
     return _over_devices(start, request)
 
 
-def _run_section(recipe: str | Recipe) -> Any:
+def _run_section(recipe: str | Path | Recipe) -> Any:
     if isinstance(recipe, Recipe):
         return recipe.run.model_dump(exclude_unset=True)
     value = read(recipe).value
@@ -88,7 +88,7 @@ def _one_length(overrides: Sequence[str], run: Any) -> tuple[list[str], tuple[st
     return [*overrides], ()
 
 
-def _over_devices(start: Start, request: Request) -> Start:
+def _over_devices(start: Start, request: PlanOptions) -> Start:
     """Where the recipe's strategy is for one process and the question is about several devices: with the simplest
     strategy for several, unless the command line sets one, and a note."""
     recipe = start.recipe
@@ -109,7 +109,7 @@ def _sets(overrides: Iterable[str], section: str) -> bool:
     return any(re.match(f"{section}=", one) for one in overrides)
 
 
-def _around_model(name: str, request: Request, overrides: Sequence[str]) -> Start:
+def _around_model(name: str, request: PlanOptions, overrides: Sequence[str]) -> Start:
     processes = request.gpus or 1
     model, config, notes, hub = _model(name)
     data: dict[str, Any] = {"train": "data/train.jsonl", "max_length": request.length or 1024}
@@ -162,7 +162,7 @@ def _model(name: str) -> tuple[dict[str, Any], Any, tuple[str, ...], str | None]
     return {"path": name}, {}, (), None
 
 
-def _of_script(script: str, request: Request, overrides: Sequence[str], methods: Sequence[str]) -> Start:
+def _of_script(script: str, request: PlanOptions, overrides: Sequence[str], methods: Sequence[str]) -> Start:
     """The recipe of a training script; what the command line says counts in place of what the script says."""
     from toolkit.planning.scripted import left_to_the_script, read_script
 
@@ -176,7 +176,7 @@ def _of_script(script: str, request: Request, overrides: Sequence[str], methods:
     scripted = left_to_the_script(read_script(script, answers, habits, processes), answers)
     values = dict(scripted.values)
     named = request.recipe or values["model"].get("path")
-    model, _, notes, hub = ({}, {}, (), None) if named is None else _model(named)
+    model, _, notes, hub = ({}, {}, (), None) if named is None else _model(str(named))
     values["model"] = {key: value for key, value in values["model"].items() if key != "path"} | model
     if methods:
         rank = request.lora or request.qlora

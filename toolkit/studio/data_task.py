@@ -20,5 +20,5 @@ def data(settings: Settings, arguments: dict[str, Any]) -> dict[str, Any]:
 
     recipe = checked_recipe(arguments["text"], settings)
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"cache": False})})
-    found = inspect(Request(recipe, (), 3, arguments["only"], arguments["evaluation"], _ROWS))
+    found = inspect(Request(recipe, only=arguments["only"], evaluation=arguments["evaluation"], rows=_ROWS))
     return {"page": data_page(found), "refused": len(found.to_json().get("refused", ()))}
