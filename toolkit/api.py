@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from toolkit.benchmark.commands import BenchOptions
-from toolkit.inspection.commands import DataOptions
+from toolkit.benchmark.command import BenchOptions
+from toolkit.checkpoint_export.command import ExportOptions
+from toolkit.inspection.command import DataOptions
+from toolkit.launch.command import TrainOptions
 from toolkit.options import takes
 from toolkit.planning.commands import PlanOptions
 from toolkit.recipe.schema import Recipe
 from toolkit.results import CommandResult
+from toolkit.verification.scripts.commands import ProveOptions, RecordOptions
 
 if TYPE_CHECKING:
     from toolkit.benchmark.command import Measured
@@ -74,16 +77,8 @@ class Trained(CommandResult):
         return None if saved is None else Path(saved)
 
 
-def train(
-    recipe: RecipeLike,
-    overrides: Sequence[str] = (),
-    *,
-    resume: bool = False,
-    extend: bool = False,
-    changed_data: bool = False,
-    max_restarts: int = 0,
-    dry_run: bool = False,
-) -> Trained:
+@takes(TrainOptions)
+def train(options: TrainOptions) -> Trained:
     """Launch through `accelerate launch` on this machine, train, and wait for the end.
 
     ``resume``: resume from the latest valid checkpoint. ``extend``: with ``resume``, allow a run length that changes
@@ -95,17 +90,7 @@ def train(
     """
     from toolkit.launch.job import train as launch_and_train
 
-    source = recipe if isinstance(recipe, Recipe) else str(recipe)
-    document = launch_and_train(
-        source,
-        overrides,
-        resume=resume,
-        extend=extend,
-        changed_data=changed_data,
-        max_restarts=max_restarts,
-        dry_run=dry_run,
-    )
-    return Trained(document, 0)
+    return Trained(launch_and_train(options), 0)
 
 
 def verify(
@@ -144,16 +129,8 @@ def compare_checkpoints(a: str | Path, b: str | Path, *, tolerance: float | None
     return compare_two(a, b, tolerance=tolerance)
 
 
-def record(
-    command: Sequence[str],
-    folder: str | Path,
-    *,
-    steps: int = 3,
-    after: int = 0,
-    timeout: float | None = None,
-    stop: bool = False,
-    on_cpu: bool = False,
-) -> Recorded:
+@takes(RecordOptions)
+def record(options: RecordOptions) -> Recorded:
     """Run an unmodified training command and keep its optimizer steps ``after + 1`` to ``after + steps`` in ``folder``.
 
     ``timeout``: seconds until the command is ended. ``stop``: end it once the steps are recorded. ``on_cpu``: on a
@@ -163,19 +140,11 @@ def record(
     """
     from toolkit.verification.scripts.command import record as record_command
 
-    return record_command(command, folder, steps=steps, after=after, timeout=timeout, stop=stop, on_cpu=on_cpu)
+    return record_command(**vars(options))
 
 
-def prove(
-    command: Sequence[str],
-    folder: str | Path | None = None,
-    *,
-    steps: int = 3,
-    after: int = 0,
-    timeout: float | None = None,
-    stop: bool = False,
-    on_cpu: bool = False,
-) -> Proven:
+@takes(ProveOptions)
+def prove(options: ProveOptions) -> Proven:
     """Record an unmodified training command and compare its steps with a plain PyTorch loop.
 
     ``folder``: keeps the recording. The other arguments are those of ``record``. Raises InputError if there is nothing
@@ -183,7 +152,7 @@ def prove(
     """
     from toolkit.verification.scripts.prove import prove as prove_command
 
-    return prove_command(command, folder, steps=steps, after=after, timeout=timeout, stop=stop, on_cpu=on_cpu)
+    return prove_command(**vars(options))
 
 
 @takes(PlanOptions)
@@ -297,18 +266,8 @@ def import_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) ->
     return import_files([str(file) for file in files], overrides)
 
 
-def export(
-    checkpoint: str | Path,
-    output: str | Path,
-    *,
-    merged: bool = False,
-    best: bool = False,
-    push: str | None = None,
-    dequantise: bool = False,
-    ema: bool = False,
-    format: str = "transformers",
-    dtype: str | None = None,
-) -> Exported:
+@takes(ExportOptions)
+def export(options: ExportOptions) -> Exported:
     """Write a folder that from_pretrained (and PEFT) loads, from a checkpoint or a run folder.
 
     ``merged``: merge the adapter into the base model. ``best``: use the checkpoint with the lowest held-out loss
@@ -323,10 +282,7 @@ def export(
     """
     from toolkit.checkpoint_export.command import export_checkpoint
 
-    return export_checkpoint(
-        checkpoint, output, merged=merged, best=best, push=push, dequantise=dequantise, ema=ema, format=format,
-        dtype=dtype,
-    )  # fmt: skip
+    return export_checkpoint(options)
 
 
 def import_checkpoint(

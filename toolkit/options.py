@@ -60,23 +60,22 @@ def _without_metadata(annotation: str) -> str:
     return annotation
 
 
-def command_of(declared: type[Options]) -> Callable[[Callable[[Options], int | None]], Callable[..., None]]:
-    """Make a function of ``declared``, a class of options, a command for ``typer``. Fields that carry nothing for it
-    are not on the command line. The function returns the exit status; None: 0."""
+def command_of(function: Callable[[Any], int | None]) -> Callable[..., None]:
+    """The command of a function whose parameter is a class of options, for ``typer``. The docstring of the class is the
+    command's help. Fields that carry nothing for ``typer`` are not on the command line. The function returns the exit
+    status; None: 0."""
+    (declared,) = (kind for name, kind in get_type_hints(function).items() if name != "return")
     fields = _fields_of(declared)
 
-    def decorated(function: Callable[[Options], int | None]) -> Callable[..., None]:
-        def called(**given: Any) -> None:
-            values = {name: fields[name].read(given[name]) for name in given}
-            raise typer.Exit(function(declared(**values)) or 0)
+    def called(**given: Any) -> None:
+        options = declared(**{name: fields[name].read(value) for name, value in given.items()})
+        raise typer.Exit(function(options) or 0)
 
-        functools.update_wrapper(called, function)
-        parameters = [field.parameter(name) for name, field in fields.items()]
-        called.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
-        called.__dict__["__signature__"] = inspect.Signature(parameters)
-        return called
-
-    return decorated
+    parameters = [field.parameter(name) for name, field in fields.items()]
+    called.__doc__ = declared.__doc__
+    called.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
+    called.__dict__["__signature__"] = inspect.Signature(parameters)
+    return called
 
 
 @dataclasses.dataclass(frozen=True)

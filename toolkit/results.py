@@ -9,7 +9,6 @@ import sys
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ _PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "peft")
 @functools.cache
 def versions() -> dict[str, str | None]:
     """Versions of Python and of the packages that decide the numbers; None if one is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

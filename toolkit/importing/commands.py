@@ -25,11 +25,6 @@ class Format(StrEnum):
     json = "json"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the toolkit's command line."""
-    app.command("import", help="Make a recipe of another tool's configuration.")(import_command)
-
-
 def import_command(
     files: Annotated[
         list[str],

@@ -48,12 +48,6 @@ class Kind(StrEnum):
     adapter = "adapter"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the toolkit's command line."""
-    app.command("lint", help="Find contradictions and traps in configuration files.")(lint_command)
-    app.command("explain", help="Explain a finding, or show which layer sets a key.")(explain_command)
-
-
 def stop(error: ToolkitError) -> NoReturn:
     """Print the error's lines and exit with its status."""
     for line in str(error).splitlines():

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from toolkit.command_line import memory_option, tokens_option
-from toolkit.options import JSON, OVERRIDES, PathLike, RecipeLike, command_of
+from toolkit.options import JSON, OVERRIDES, PathLike, RecipeLike
 
 
 @dataclass(frozen=True)
@@ -125,15 +125,13 @@ class PlanOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Request(PlanOptions):
-    """The command line: what else `toolkit plan` writes."""
+    """Predict memory and time of every strategy. Chooses the fastest that fits; nothing is loaded or run."""
 
     page: Annotated[str | None, typer.Option("--html", metavar="FILE", help="write a page with charts")] = None
     json_target: Annotated[str | None, JSON] = None
 
 
-@command_of(Request)
 def plan(request: Request) -> int:
-    """Predict memory and time of every strategy. Chooses the fastest that fits; nothing is loaded or run."""
     from toolkit.planning.command import plan_command
 
     return plan_command(request)

@@ -1,4 +1,4 @@
-"""Starts the server of `toolkit studio`."""
+"""`toolkit studio`: its options, and the start of its server. Declared without importing anything heavy."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import shutil
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from toolkit.errors import InputError
-from toolkit.studio.folders import Folders
-from toolkit.studio.token import kept_token
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _HUGGING_FACE = "'self' https://huggingface.co https://*.hf.space"
@@ -20,12 +22,17 @@ _HUGGING_FACE = "'self' https://huggingface.co https://*.hf.space"
 
 @dataclass(frozen=True)
 class Request:
-    """The command line."""
+    """Open a local page to build, check and watch. Needs the extra `studio`."""
 
-    folders: tuple[str, ...]
-    host: str
-    port: int
-    public: bool
+    folders: Annotated[
+        Sequence[str],
+        typer.Argument(metavar="[FOLDER]...", help="folders that the page may read; default: the current one"),
+    ] = ()
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port")] = 8717
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1"
+    public: Annotated[
+        bool, typer.Option("--public", help="only plan and lint: no token, no files, no runs, for a public server")
+    ] = False
 
 
 def studio_command(request: Request) -> None:
@@ -34,7 +41,9 @@ def studio_command(request: Request) -> None:
         import uvicorn
 
         from toolkit.studio.app import Studio, make_app
+        from toolkit.studio.folders import Folders
         from toolkit.studio.gate import Rules
+        from toolkit.studio.token import kept_token
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("uvicorn", "starlette"):
             raise
@@ -43,7 +52,7 @@ def studio_command(request: Request) -> None:
     listening = _listen(request.host, request.port)
     port = listening.getsockname()[1]
     cache = Path(tempfile.mkdtemp(prefix="toolkit-hub-")) if request.public else hub_cache()
-    folders = Folders(()) if request.public else Folders.of(request.folders)
+    folders = Folders(()) if request.public else Folders.of(request.folders or ["."])
     seconds = (15.0, 45.0) if request.public else (30.0, 120.0)
     studio = Studio(folders, cache, request.public, seconds)
     token = None if request.public else kept_token(folders.roots)
