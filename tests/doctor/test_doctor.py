@@ -23,7 +23,7 @@ from toolkit.verification import run
 from toolkit.verification.outcome import Outcome
 
 app = typer.Typer()
-commands.register(app)
+app.command("doctor")(commands.doctor_command)
 app.callback()(lambda: None)
 
 
