@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.benchmark.job import Order, Turn, turn_job
-from toolkit.benchmark.work import device_rate
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.launch.job import check_machine
 from toolkit.machine import cpu_count
+from toolkit.planning.hardware import devices
 from toolkit.recipe.load import load_recipe, recipe_from, source_of
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
@@ -234,3 +234,15 @@ def rate_of(device: str, tflops: float | None) -> float | None:
     import torch
 
     return device_rate(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else None
+
+
+def device_rate(name: str) -> float | None:
+    """Floating point operations per second of a GPU by its data sheet (dense, bf16; fp16 where it has no bf16), or
+    None if it is not known."""
+    words = name.lower().replace("nvidia", "").replace("geforce", "").replace("-", " ").split()
+    joined = "".join(words)
+    matches = [key for key in devices() if all(part in joined for part in key.split("-"))]
+    if not matches:
+        return None
+    device = devices()[max(matches, key=len)]
+    return (device.bf16 or device.rate("float16")) * 1e12

@@ -21,8 +21,7 @@ from toolkit.errors import InputError, OutOfMemory, RunFailed, Stopped, ToolkitE
 from toolkit.launch.advice import memory_advice
 from toolkit.launch.attend import Asked, wait
 from toolkit.launch.command import TrainOptions
-from toolkit.launch.crash import CRASHES, last_words
-from toolkit.launch.failure import FOLDER_VARIABLE, SCREEN_VARIABLE, first_failure
+from toolkit.launch.failure import CRASHES, FOLDER_VARIABLE, SCREEN_VARIABLE, first_failure, last_words
 from toolkit.launch.files import launch_files, write_files
 from toolkit.launch.host_memory import HostMemory
 from toolkit.launch.identity import check_newest

@@ -17,8 +17,7 @@ from toolkit.errors import InputError
 from toolkit.planning.allocator import context, nccl, workspaces
 from toolkit.planning.commands import PlanOptions, Request
 from toolkit.planning.hardware import Device, device_named, devices
-from toolkit.planning.sizes import check_sizes
-from toolkit.planning.starting import Start, starting
+from toolkit.planning.starting import Start, check_sizes, starting
 from toolkit.planning.unneeded import without
 from toolkit.recipe.preflight import check_known
 from toolkit.recipe.quantisable import no_quantiser

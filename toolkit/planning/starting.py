@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from toolkit.planning.hardware import devices
 from toolkit.recipe.load import apply_overrides, recipe_from, validate
 from toolkit.recipe.model_facts import looks_local, model_facts
 from toolkit.recipe.positions import Document, parse, read
+from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Model, Recipe
 from toolkit.recipe.shapes import shape_of
 from toolkit.strategies import simplest, strategy_named
@@ -200,3 +201,36 @@ def _read(file: Path) -> Any:
         return parse(file.read_text(encoding="utf-8"), str(file)).value
     except OSError as error:
         raise InputError(f"{file}: {error.strerror}") from None
+
+
+_WIDTH = ("hidden", "embd", "embed", "d_model", "dim", "width", "channel")
+_DEPTH = ("layer", "depth", "block", "stage")
+"""Parts of the names that families have for the width of a block and for the number of blocks."""
+_OTHER = ("layer", "head", "inner", "ffn", "act", "drop")
+"""... of names that have a part of a width's and are none: ``num_hidden_layers``, ``head_dim``, ``hidden_act``."""
+
+
+def check_sizes(resolved: Resolved) -> None:
+    """Raise InputError for a config that names no width or no number of layers: transformers takes those of the
+    config's class, so that the plan would be of another model."""
+    config = resolved.facts.config
+    if config is None:
+        return  # reported when the model is built
+    names = [key for key, value in _entries(config) if _is_size(value)]
+    widths = [key for key in names if any(part in key for part in _WIDTH) and not any(part in key for part in _OTHER)]
+    depths = [key for key in names if any(part in key for part in _DEPTH)]
+    for found, what in ((widths, "width (hidden_size)"), (depths, "number of layers (num_hidden_layers)")):
+        if not found:
+            raise InputError(f"{resolved.source}: model.config: it has no {what}; use the model's own config.json")
+
+
+def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _entries(value)
+        else:
+            yield str(key), value
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | list) and not isinstance(value, bool) and bool(value)

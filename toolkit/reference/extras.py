@@ -1,4 +1,5 @@
-"""What training adds to the plain cross-entropy: label smoothing, z-loss, noise on the embeddings, and balance."""
+"""What training adds to the plain cross-entropy: label smoothing, z-loss, noise on the embeddings, and balance; and the
+moving average of weights."""
 
 from __future__ import annotations
 
@@ -80,3 +81,13 @@ def _lengths(inputs: Mapping[str, torch.Tensor]) -> list[list[int]]:
         ends = [*starts[1:], len(row)]
         found.append([end - start for start, end in zip(starts, ends, strict=True) for _ in range(start, end)])
     return found
+
+
+def plain_average(before: torch.Tensor, weight: torch.Tensor, updates: int, settings: Any) -> torch.Tensor:
+    """The moving average of a weight after so many ``updates``, by its definition in float64, from the average
+    ``before`` and the weight. ``settings``: the recipe's ``run.ema``."""
+    if updates <= settings.start:
+        return weight.double()
+    if (updates - settings.start) % settings.every:
+        return before.double()
+    return settings.decay * before.double() + (1 - settings.decay) * weight.double()
