@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Literal
 
 from toolkit.benchmark.command import BenchOptions
 from toolkit.checkpoint_export.command import ExportOptions
+from toolkit.checkpoint_import.command import ImportOptions
 from toolkit.inspection.command import DataOptions
 from toolkit.launch.command import TrainOptions
 from toolkit.options import takes
-from toolkit.planning.commands import PlanOptions
+from toolkit.planning.options import PlanOptions
 from toolkit.recipe.schema import Recipe
 from toolkit.results import CommandResult
+from toolkit.verification.commands import CompareOptions
 from toolkit.verification.scripts.commands import ProveOptions, RecordOptions
 
 if TYPE_CHECKING:
@@ -116,7 +118,8 @@ def verify(
     return verify_recipe(recipe, overrides, fault=fault, full_size=full_size, time_limit=time_limit, log=to)
 
 
-def compare_checkpoints(a: str | Path, b: str | Path, *, tolerance: float | None = None) -> CheckpointComparison:
+@takes(CompareOptions)
+def compare_checkpoints(options: CompareOptions) -> CheckpointComparison:
     """Compare the weights and moments of two checkpoints by name, whichever tools wrote them.
 
     ``a``, ``b``: a checkpoint (a folder or a file), or a folder with several steps, of which those that both have are
@@ -126,7 +129,7 @@ def compare_checkpoints(a: str | Path, b: str | Path, *, tolerance: float | None
     """
     from toolkit.verification.checkpoints.command import compare_two
 
-    return compare_two(a, b, tolerance=tolerance)
+    return compare_two(**vars(options))
 
 
 @takes(RecordOptions)
@@ -285,9 +288,8 @@ def export(options: ExportOptions) -> Exported:
     return export_checkpoint(options)
 
 
-def import_checkpoint(
-    checkpoint: str | Path, recipe: RecipeLike, overrides: Sequence[str] = (), *, step: int | None = None
-) -> ImportedCheckpoint:
+@takes(ImportOptions)
+def import_checkpoint(options: ImportOptions) -> ImportedCheckpoint:
     """Write another tool's checkpoint into the recipe's run folder, for ``train(..., resume=True)``.
 
     ``checkpoint``: a folder or file of DeepSpeed (partitions of ZeRO 1 to 3, or universal), FSDP, accelerate, the
@@ -300,4 +302,4 @@ def import_checkpoint(
     """
     from toolkit.checkpoint_import.command import import_checkpoint as run
 
-    return run(checkpoint, recipe, overrides, step=step)
+    return run(**vars(options))

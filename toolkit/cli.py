@@ -10,6 +10,7 @@ import typer
 from toolkit import __version__
 from toolkit.benchmark.command import bench_command
 from toolkit.checkpoint_export.command import export_command
+from toolkit.checkpoint_import.command import run_import
 from toolkit.doctor.commands import doctor_command
 from toolkit.help import Commands
 from toolkit.importing.commands import import_command
@@ -18,7 +19,7 @@ from toolkit.launch.command import config_command, train_command
 from toolkit.linting import commands as lint_commands
 from toolkit.migration.commands import migrate_command
 from toolkit.options import command_of
-from toolkit.planning.commands import plan
+from toolkit.planning.options import Request as PlanRequest
 from toolkit.studio.command import studio_command
 from toolkit.verification.commands import compare_command, verify_command
 from toolkit.verification.scripts.commands import SETTINGS, prove_command, record_command
@@ -31,12 +32,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="the recipe, a YAML file")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[section.key=value]...", help="override recipe values")]
-JsonTarget = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="write the result as JSON; - for standard output")
-]
 
 
 def _show_version(wanted: bool) -> None:
@@ -58,30 +53,7 @@ def toolkit(
     """One recipe, every strategy: fine-tuning proven equal to a plain PyTorch loop."""
 
 
-app.command("config")(command_of(config_command))
-app.command("train")(command_of(train_command))
-app.command("export")(command_of(export_command))
-
-
-@app.command("import-checkpoint")
-def import_checkpoint(
-    checkpoint: Annotated[
-        str, typer.Argument(metavar="CHECKPOINT", help="of DeepSpeed, FSDP, accelerate, the Trainer or torch")
-    ],
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="what the run continues with")],
-    overrides: Overrides = None,
-    step: Annotated[
-        int | None, typer.Option("--step", metavar="N", help="optimizer steps taken, where the checkpoint does not say")
-    ] = None,
-    json_target: JsonTarget = None,
-) -> None:
-    """Continue from another tool's checkpoint. It is written into the recipe's run folder, for train --resume."""
-    from toolkit.checkpoint_import.command import run_import
-
-    run_import(checkpoint, recipe, overrides or [], step, json_target)
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class InitRequest:
     """Write a starter recipe, interactively or from flags."""
 
@@ -138,16 +110,27 @@ def schema(
     schema_command(output)
 
 
+@app.command("plan")
+@command_of
+def plan(request: PlanRequest) -> int:
+    from toolkit.planning.command import plan_command
+
+    return plan_command(request)
+
+
 app.command("data")(command_of(data_command))
+app.command("studio")(command_of(studio_command))
+app.command("train")(command_of(train_command))
+app.command("export")(command_of(export_command))
+app.command("import-checkpoint")(command_of(run_import))
 app.command("verify")(command_of(verify_command))
-app.command("compare")(compare_command)
-app.command("record", context_settings=SETTINGS)(command_of(record_command))
 app.command("prove", context_settings=SETTINGS)(command_of(prove_command))
-app.command("plan")(command_of(plan))
+app.command("record", context_settings=SETTINGS)(command_of(record_command))
+app.command("compare")(command_of(compare_command))
 app.command("bench")(command_of(bench_command))
+app.command("config")(command_of(config_command))
 app.command("lint", help="Find contradictions and traps in configuration files.")(lint_commands.lint_command)
 app.command("explain", help="Explain a finding, or show which layer sets a key.")(lint_commands.explain_command)
 app.command("migrate", help="Convert launch files to another strategy.")(migrate_command)
 app.command("import", help="Make a recipe of another tool's configuration.")(import_command)
-app.command("studio")(command_of(studio_command))
 app.command("doctor", help="Check packages and devices, and what will not work here.")(doctor_command)

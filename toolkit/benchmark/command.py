@@ -14,7 +14,6 @@ from toolkit.command_line import memory_option
 from toolkit.disk import write_text
 from toolkit.errors import InputError
 from toolkit.options import JSON, OVERRIDES, RECIPE, PathLike, RecipeLike, parted
-from toolkit.report.names import page_name
 from toolkit.results import CommandResult, Result, write_json
 from toolkit.terminal import cut, fitted, width
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from toolkit.recipe.resolve import Resolved
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class BenchOptions:
     """What is measured."""
 
@@ -50,7 +49,7 @@ class BenchOptions:
     """For the output of the ranks; the command names it after the recipe and what it is compared with."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Request(BenchOptions):
     """Measure speed and memory of a recipe and variants. Reports tokens/s, step time, peak memory and MFU."""
 
@@ -109,6 +108,8 @@ def _resolved(request: BenchOptions) -> Resolved:
 
 def _log(request: Request) -> Path:
     """What the ranks print; the page lies beside it."""
+    from toolkit.report.names import page_name
+
     against = [f"against {Path(request.against).stem}"] if request.against else []
     words = [*request.overrides, *request.strategies, *request.options, *against]
     return Path("runs/bench") / f"{page_name(str(request.recipe), None, words)}.log"

@@ -18,7 +18,7 @@ WEIGHTS = "transformers"
 """The format of weights that from_pretrained loads."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class ExportOptions:
     """What is exported, and as what."""
 
@@ -47,7 +47,7 @@ class ExportOptions:
     ] = WEIGHTS
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Request(ExportOptions):
     """Export a checkpoint for from_pretrained and PEFT. The folder has a model card. Or, with --format, a checkpoint to
     continue from with DeepSpeed or FSDP."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from toolkit.inspection.measure import Inspected
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class DataOptions:
     """What is read and shown of the data."""
 
@@ -39,7 +39,7 @@ class DataOptions:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Request(DataOptions):
     """Show the samples as the model sees them. Also lengths, duplicates, and what padding costs."""
 

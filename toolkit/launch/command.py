@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from toolkit.recipe.schema import Recipe
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class TrainOptions:
     """What is trained, and from where."""
 
@@ -46,7 +46,7 @@ class TrainOptions:
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class TrainRequest(TrainOptions):
     """Train a recipe through `accelerate launch`."""
 
@@ -70,7 +70,7 @@ class Engine(StrEnum):
     transformers = "transformers"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class ConfigRequest:
     """Write a recipe's launch files. They are accelerate.yaml, deepspeed.json, training_args.json and launchers."""
 

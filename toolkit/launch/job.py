@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolkit.data.preflight import check_data
 from toolkit.errors import InputError, OutOfMemory, RunFailed, Stopped, ToolkitError
 from toolkit.launch.advice import memory_advice
 from toolkit.launch.attend import Asked, wait
-from toolkit.launch.command import TrainOptions
 from toolkit.launch.failure import CRASHES, FOLDER_VARIABLE, SCREEN_VARIABLE, first_failure, last_words
 from toolkit.launch.files import launch_files, write_files
 from toolkit.launch.host_memory import HostMemory
@@ -41,6 +40,9 @@ from toolkit.recipe.schema import Recipe
 from toolkit.recipe.varlenable import VARLEN, why_no_varlen_device
 from toolkit.strategies import resolve, strategy_of
 from toolkit.terminal import working
+
+if TYPE_CHECKING:
+    from toolkit.launch.command import TrainOptions
 
 
 def train(options: TrainOptions) -> dict[str, Any]:

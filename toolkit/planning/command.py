@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from toolkit.disk import write_text
 from toolkit.errors import InputError
 from toolkit.planning.allocator import context, nccl, workspaces
-from toolkit.planning.commands import PlanOptions, Request
 from toolkit.planning.hardware import Device, device_named, devices
+from toolkit.planning.options import PlanOptions, Request
 from toolkit.planning.starting import Start, check_sizes, starting
 from toolkit.planning.unneeded import without
 from toolkit.recipe.preflight import check_known

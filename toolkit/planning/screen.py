@@ -16,7 +16,7 @@ from toolkit.terminal import coloured, fitted, paint, timed, width
 
 if TYPE_CHECKING:
     from toolkit.planning.answers import Answers
-    from toolkit.planning.commands import PlanOptions
+    from toolkit.planning.options import PlanOptions
 
 _BAR, _SHORT_BAR = 24, 10
 """Columns of a bar; the second where the terminal has fewer than 110."""

@@ -20,7 +20,7 @@ from toolkit.recipe.shapes import shape_of
 from toolkit.strategies import simplest, strategy_named
 
 if TYPE_CHECKING:
-    from toolkit.planning.commands import PlanOptions
+    from toolkit.planning.options import PlanOptions
     from toolkit.planning.scripted import Scripted
 
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from toolkit.errors import InputError
 
+if TYPE_CHECKING:
+    import socket
+
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _HUGGING_FACE = "'self' https://huggingface.co https://*.hf.space"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Request:
     """Open a local page to build, check and watch. Needs the extra `studio`."""
 
@@ -37,6 +38,8 @@ class Request:
 
 def studio_command(request: Request) -> None:
     """Serve until Ctrl-C. Raises InputError if the extra is not installed, or if the address cannot be used."""
+    import tempfile
+
     try:
         import uvicorn
 
@@ -96,6 +99,8 @@ def hub_cache() -> Path:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    import socket
+
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(kind, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -112,6 +117,8 @@ def _listen(host: str, port: int) -> socket.socket:
 def _hosts(request: Request, port: int) -> frozenset[str]:
     """The Host headers that the server answers to. Behind the proxy of a public server any name may arrive; without a
     token, cookie or file there is nothing that a rebound name could reach."""
+    import socket
+
     if request.public:
         return frozenset()
     own = {"127.0.0.1", "localhost", "[::1]"}

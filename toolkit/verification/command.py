@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import InputError
 from toolkit.model.silence import silence_libraries
@@ -21,10 +21,12 @@ from toolkit.results import CommandResult, Result, versions, write_json
 from toolkit.terminal import Say, coloured, fitted, paint, width, working
 from toolkit.verification import screen
 from toolkit.verification.baseline import badge, compare, read_baseline
-from toolkit.verification.commands import VerifyRequest
 from toolkit.verification.diagnose.diagnosis import Diagnosis
 from toolkit.verification.outcome import Outcome
 from toolkit.verification.run import TIME_LIMIT, resolve_recipe, verify
+
+if TYPE_CHECKING:
+    from toolkit.verification.commands import VerifyRequest
 
 
 def run_command(recipe: str, asked: VerifyRequest) -> int:

@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
 import typer
 
 from toolkit.errors import InputError
-from toolkit.options import JSON, OVERRIDES, RECIPE
+from toolkit.options import JSON, OVERRIDES, RECIPE, PathLike
 
 
-def compare_command(
-    a: Annotated[str, typer.Argument(metavar="A", help="a checkpoint, adapter, export or run folder")],
-    b: Annotated[str, typer.Argument(metavar="B", help="another one")],
+@dataclass(eq=False, repr=False)
+class CompareOptions:
+    """Which checkpoints are compared."""
+
+    a: Annotated[PathLike, typer.Argument(metavar="A", help="a checkpoint, adapter, export or run folder")]
+    b: Annotated[PathLike, typer.Argument(metavar="B", help="another one")]
+    _: KW_ONLY
     tolerance: Annotated[
         float | None, typer.Option("--tolerance", metavar="X", help="relative, for every tensor; default: measured")
-    ] = None,
-    json_target: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="write the result as JSON; - for standard output")
-    ] = None,
-) -> None:
+    ] = None
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class CompareRequest(CompareOptions):
     """Compare two checkpoints, adapters or exports. Tensor by tensor; of two run folders, each step that both have."""
+
+    json_target: Annotated[str | None, JSON] = None
+
+
+def compare_command(request: CompareRequest) -> int:
+    """Compare, print and write; returns the exit status. Raises InputError."""
     from toolkit.verification.checkpoints.command import run_checkpoints
 
-    raise typer.Exit(run_checkpoints([a, b], tolerance, json_target, command="compare"))
+    return run_checkpoints([request.a, request.b], request.tolerance, request.json_target, command="compare")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class VerifyRequest:
     """Prove a recipe equal to a plain PyTorch loop. Where it is not, names the first stage, step and tensor that
     differ."""

@@ -13,7 +13,7 @@ from toolkit.options import JSON, PathLike
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class ProveOptions:
     """What is recorded of which command."""
 
@@ -35,7 +35,7 @@ class ProveOptions:
     ] = False
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class RecordOptions(ProveOptions):
     """The same, with a folder in any case."""
 
@@ -44,14 +44,14 @@ class RecordOptions(ProveOptions):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class ProveRequest(ProveOptions):
     """Prove your own training command. Its first steps are recorded and compared with a plain loop."""
 
     json_target: Annotated[str | None, JSON] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class RecordRequest(RecordOptions):
     """Run a training command and record its first steps. The command is not changed."""
 

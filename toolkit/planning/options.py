@@ -1,4 +1,4 @@
-"""`toolkit plan`, declared without importing anything heavy."""
+"""What `toolkit plan` is asked, declared without importing anything heavy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolkit.command_line import memory_option, tokens_option
 from toolkit.options import JSON, OVERRIDES, PathLike, RecipeLike
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class PlanOptions:
     """What a plan is asked. ``recipe``: a recipe's file or object, or a model's config or folder; None: ``script`` says
     it."""
@@ -123,15 +123,9 @@ class PlanOptions:
         return source_of(self.script or self.recipe or "recipe")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Request(PlanOptions):
     """Predict memory and time of every strategy. Chooses the fastest that fits; nothing is loaded or run."""
 
     page: Annotated[str | None, typer.Option("--html", metavar="FILE", help="write a page with charts")] = None
     json_target: Annotated[str | None, JSON] = None
-
-
-def plan(request: Request) -> int:
-    from toolkit.planning.command import plan_command
-
-    return plan_command(request)
