@@ -298,7 +298,8 @@ def import_checkpoint(options: ImportOptions) -> ImportedCheckpoint:
     Weights and moments are copied one tensor after another, in the dtype that the recipe trains in.
     ``differences`` of the result: what that run did otherwise than the recipe, as far as the checkpoint says it.
 
-    Raises InputError if the checkpoint cannot be read, has no moments of AdamW, or is of another model.
+    Raises InputError if the checkpoint cannot be read, has no moments of AdamW, or is of another model; RunFailed if it
+    cannot be written, on a full disk for example. Nothing is left then.
     """
     from toolkit.checkpoint_import.command import import_checkpoint as run
 

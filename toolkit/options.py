@@ -1,5 +1,5 @@
-"""One declaration of a command's options: a dataclass, whose fields carry what ``typer`` shows of them. The command line,
-the request that the command takes and the parameters of its Python function are made from it.
+"""One declaration of a command's options: a dataclass, whose fields carry what ``typer`` shows of them. The command
+line, the request that the command takes and the parameters of its Python function are made from it.
 
 Every `--help` makes all these classes, so they are declared without what nobody uses and takes long to make:
 ``@dataclass(eq=False, repr=False)``.

@@ -17,11 +17,10 @@ from media import WHISPER
 from tiny import LLAMA, make_llama, recipe_dict
 from toolkit.data.collate import MicroBatch
 from toolkit.errors import InputError
-from toolkit.model.chunk_size import CHUNK_BYTES
 from toolkit.model.embedding_noise import noise_scale, noised_calls
 from toolkit.model.freezing import Frozen, freeze_matching
 from toolkit.model.head_loss import linear_cross_entropy, multiplied_by
-from toolkit.model.loss_terms import LossTerms
+from toolkit.model.loss_terms import CHUNK_BYTES, LossTerms
 from toolkit.planning.skeleton import build
 from toolkit.recipe.shared_weights import why_not_in_units
 from toolkit.reference.extras import Extras

@@ -75,14 +75,7 @@ def run_import(request: ImportRequest) -> None:
 def import_checkpoint(
     checkpoint: str | Path, recipe: str | Path | Recipe, overrides: Sequence[str] = (), *, step: int | None = None
 ) -> ImportedCheckpoint:
-    """Write another tool's checkpoint into the recipe's run folder, for `toolkit train --resume`.
-
-    ``checkpoint``: a folder or file of DeepSpeed, FSDP, accelerate, the Trainer or torch; of a run's several the
-    newest. ``step``: optimizer steps taken, where it does not say. Tensors are read and written one after another.
-
-    Raises InputError if it cannot be read, does not fit the recipe's model, or has no moments; RunFailed if the
-    checkpoint cannot be written, a full disk for example. Nothing is left then.
-    """
+    """``toolkit.import_checkpoint``, which says what is written. Tensors are read and written one after another."""
     from toolkit.checkpoint_import.match import match, other_frozen
     from toolkit.checkpoint_import.write import write
     from toolkit.launch.output import check_folder, claim_folder, release_folder

@@ -92,13 +92,7 @@ def verify_recipe(
     log: Path | None = None,
     doing: Say | None = None,
 ) -> Verdict:
-    """Prove a recipe equal to the plain PyTorch loop, or find where it first differs.
-
-    ``fault``: inject a known fault by its id. ``full_size``: the model itself, not a small twin. ``time_limit``:
-    seconds for one pass. ``log``: file for what the ranks print. ``doing`` is told each stage as it ends. Raises
-    InputError where the recipe cannot run here, RunFailed where the model fails by itself, or a fault was never
-    reached.
-    """
+    """``toolkit.verify``, which says what the arguments are. ``doing`` is told each stage as it ends."""
     result = Result("verify")
     resolved = recipe if isinstance(recipe, Resolved) else resolve_recipe(recipe, overrides)
     silence_libraries()
