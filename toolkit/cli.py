@@ -99,11 +99,11 @@ def schema(
     output: Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="write to a file")] = None,
     kind: Annotated[
         lint_commands.Kind, typer.Option("--for", help="the recipe, or a configuration file of another program")
-    ] = lint_commands.Kind.recipe,
+    ] = "recipe",
 ) -> None:
     """Print the JSON schema of a recipe or configuration file. Editors complete and check files with it."""
-    if kind is not lint_commands.Kind.recipe:
-        lint_commands.schema_of_file(kind.value, output)
+    if kind != "recipe":
+        lint_commands.schema_of_file(kind, output)
         return
     from toolkit.recipe.json_schema import schema_command
 

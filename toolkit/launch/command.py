@@ -6,9 +6,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -64,12 +63,6 @@ def train_command(request: TrainRequest) -> None:
         write_json(result, request.json_target)
 
 
-class Engine(StrEnum):
-    """What `toolkit config --for` writes files for."""
-
-    transformers = "transformers"
-
-
 @dataclass(eq=False, repr=False)
 class ConfigRequest:
     """Write a recipe's launch files. They are accelerate.yaml, deepspeed.json, training_args.json and launchers."""
@@ -79,7 +72,7 @@ class ConfigRequest:
     output: Annotated[str | None, typer.Option("-o", "--output", metavar="DIR", help="folder for the files")] = None
     explain: Annotated[bool, typer.Option("--explain", help="print every derived value and its reason")] = False
     engine: Annotated[
-        Engine | None,
+        Literal["transformers"] | None,
         typer.Option("--for", help="transformers: for the Trainer on a model that from_pretrained splits"),
     ] = None
     json_target: Annotated[str | None, JSON] = None

@@ -51,9 +51,7 @@ def hook(
 ) -> None:
     """Check each file separately. Exit 0: clean (notes allowed). 1: findings. 2: a file cannot be used."""
     try:
-        text, failed = check_files(
-            files or [], reader.value if reader else None, split_codes(select), split_codes(ignore)
-        )
+        text, failed = check_files(files or [], reader, split_codes(select), split_codes(ignore))
     except ToolkitError as error:
         stop(error)
     echo(text)
