@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from toolkit.errors import InputError
+
 _PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "peft")
 
 
@@ -65,9 +67,12 @@ class CommandResult:
 
 
 def write_json(result: dict[str, Any], target: str) -> None:
-    """Write to a file, or to standard output for ``-``."""
+    """Write to a file, or to standard output for ``-``. Raises InputError for a file that cannot be written."""
     text = json.dumps(result, indent=2) + "\n"
     if target == "-":
         sys.stdout.write(text)
-    else:
+        return
+    try:
         Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{target}: cannot be written: {error.strerror}") from None

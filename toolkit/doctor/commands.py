@@ -6,12 +6,12 @@ import json
 import sys
 import textwrap
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from toolkit.doctor.model import CHECKS, Condition
+from toolkit.linting.commands import write
 from toolkit.terminal import coloured, paint, width
 
 _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
@@ -41,10 +41,7 @@ def doctor_command(
     if json_file:
         conditions = [{"subject": c.subject, "status": c.status, "found": c.found, "advice": c.advice} for c in found]
         text = json.dumps(envelope("doctor", started) | {"conditions": conditions}, indent=2)
-        if json_file == "-":
-            typer.echo(text)
-        else:
-            Path(json_file).write_text(text + "\n", encoding="utf-8")
+        typer.echo(text) if json_file == "-" else write(json_file, text)
     if json_file != "-":
         typer.echo(
             f"{len(failed)} problem{'s' * (len(failed) != 1)} found"
