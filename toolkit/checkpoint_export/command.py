@@ -106,16 +106,16 @@ def export_checkpoint(options: ExportOptions) -> Exported:
         if given := next((name for name, value in flags.items() if value), None):
             raise InputError(f"{given}: not with --format {format}, which has weights and moments as they train")
         kind, resolved, contents = export_state(checkpoint, output, format, best=best)
-        state = {"kind": kind, "output": str(output), "pushed": None, "built_whole": None, "format": format,
+        state = {"kind": kind, "output": str(options.output), "pushed": None, "built_whole": None, "format": format,
                  "step": contents.step, "tensors": len(contents.names), "notes": list(contents.notes)}  # fmt: skip
         document = result.finish(recipe_sha256=resolved.sha256, device="cpu", **state)
         return Exported(document, 0, kind, output)
     done = export(checkpoint, output, merged=merged, best=best, dequantise=dequantise, ema=ema, dtype=options.dtype)
     if options.push:
-        push_folder(str(output), options.push)
+        push_folder(str(options.output), options.push)
     compared = None if isinstance(done.compared, str) else done.compared.to_json()
     why_not = done.compared if isinstance(done.compared, str) else None
-    fields = {"kind": done.kind, "output": str(output), "pushed": options.push, "built_whole": done.built_whole,
+    fields = {"kind": done.kind, "output": str(options.output), "pushed": options.push, "built_whole": done.built_whole,
               "format": format, "compared": compared, "not_compared": why_not}  # fmt: skip
     document = result.finish(recipe_sha256=done.resolved.sha256, device="cpu", **fields)
     return Exported(document, 0, done.kind, output, done.built_whole, str(done.compared))
