@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Literal
 from toolkit.benchmark.command import BenchOptions
 from toolkit.checkpoint_export.command import ExportOptions
 from toolkit.checkpoint_import.command import ImportOptions
+from toolkit.command_options import takes
 from toolkit.inspection.command import DataOptions
 from toolkit.launch.command import TrainOptions
-from toolkit.options import takes
 from toolkit.planning.options import PlanOptions
 from toolkit.recipe.schema import Recipe
 from toolkit.results import CommandResult

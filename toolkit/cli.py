@@ -11,6 +11,7 @@ from toolkit import __version__
 from toolkit.benchmark.command import bench_command
 from toolkit.checkpoint_export.command import export_command
 from toolkit.checkpoint_import.command import run_import
+from toolkit.command_options import command_of
 from toolkit.doctor.commands import doctor_command
 from toolkit.help import Commands
 from toolkit.importing.commands import import_command
@@ -18,7 +19,6 @@ from toolkit.inspection.command import data_command
 from toolkit.launch.command import config_command, train_command
 from toolkit.linting import commands as lint_commands
 from toolkit.migration.commands import migrate_command
-from toolkit.options import command_of
 from toolkit.planning.options import Request as PlanRequest
 from toolkit.studio.command import studio_command
 from toolkit.verification.commands import compare_command, verify_command

@@ -13,8 +13,8 @@ import typer
 from typer.testing import CliRunner
 
 import toolkit
+from toolkit.command_options import OVERRIDES, RECIPE, PathLike, RecipeLike, command_of, parted, takes
 from toolkit.errors import InputError
-from toolkit.options import OVERRIDES, RECIPE, PathLike, RecipeLike, command_of, parted, takes
 from toolkit.results import write_json
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolkit.command_line import memory_option
+from toolkit.command_options import JSON, OVERRIDES, RECIPE, PathLike, RecipeLike, parted
 from toolkit.disk import write_text
 from toolkit.errors import InputError
-from toolkit.options import JSON, OVERRIDES, RECIPE, PathLike, RecipeLike, parted
 from toolkit.results import CommandResult, Result, write_json
 from toolkit.terminal import cut, fitted, width
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from toolkit.command_options import JSON, PathLike
 from toolkit.errors import InputError
-from toolkit.options import JSON, PathLike
 from toolkit.results import CommandResult, Result, write_json
 from toolkit.terminal import working
 

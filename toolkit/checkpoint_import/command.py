@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toolkit.command_options import JSON, OVERRIDES, PathLike, RecipeLike
 from toolkit.errors import InputError
-from toolkit.options import JSON, OVERRIDES, PathLike, RecipeLike
 from toolkit.results import CommandResult, Result, write_json
 
 if TYPE_CHECKING:

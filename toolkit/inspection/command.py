@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from toolkit.command_options import JSON, OVERRIDES, RECIPE, RecipeLike
 from toolkit.disk import write_text
 from toolkit.errors import InputError
-from toolkit.options import JSON, OVERRIDES, RECIPE, RecipeLike
 from toolkit.results import Result, write_json
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from toolkit.command_options import JSON, OVERRIDES, RECIPE, RecipeLike
 from toolkit.errors import InputError
-from toolkit.options import JSON, OVERRIDES, RECIPE, RecipeLike
 from toolkit.results import CommandResult, Result, write_json
 
 if TYPE_CHECKING:

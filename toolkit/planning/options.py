@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from toolkit.command_line import memory_option, tokens_option
-from toolkit.options import JSON, OVERRIDES, PathLike, RecipeLike
+from toolkit.command_options import JSON, OVERRIDES, PathLike, RecipeLike
 
 
 @dataclass(eq=False, repr=False)

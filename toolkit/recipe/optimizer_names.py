@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolkit.optimizers import has_key, optimizer_kind, optimizer_names, own_keys
+from toolkit.optimizers import has_key, is_optimizer, optimizer_kind, optimizer_names, own_keys
 from toolkit.recipe.known_names import listed, unknown
 
 NOT_PAGED = "not paged; strategy.offload: optimizer keeps the optimizer's state in host memory"
@@ -13,15 +13,14 @@ NOT_PAGED = "not paged; strategy.offload: optimizer keeps the optimizer's state 
 
 def known_optimizer(name: str) -> str:
     """Validate an optimizer's name; for pydantic."""
-    names = optimizer_names()
     if "paged" in name.lower():
         takes = "adamw8bit" if "8bit" in name.lower() else "lion" if "lion" in name.lower() else "adamw"
         raise ValueError(
             f"there is no paged optimizer: set {takes}, which takes the same steps. To keep the optimizer's state in "
             "host memory, set strategy.offload: optimizer with zero1, zero2 or zero3, or all with zero3, fsdp1 or fsdp2"
         )
-    if name not in names:
-        raise unknown(names)
+    if not is_optimizer(name):
+        raise unknown(optimizer_names())
     return name
 
 
@@ -39,7 +38,7 @@ def check_key(name: str, key: str, value: Any) -> None:
 def with_defaults(values: Any) -> Any:
     """The section as written, with the optimizer's own defaults filled in."""
     name = values.get("name", "adamw") if isinstance(values, dict) else None
-    if not isinstance(name, str) or name not in optimizer_names():
+    if not isinstance(name, str) or not is_optimizer(name):
         return values
     own = optimizer_kind(name).defaults
     return values | {key: value for key, value in own.items() if values.get(key) is None}

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from toolkit.command_options import JSON, OVERRIDES, RECIPE, PathLike
 from toolkit.errors import InputError
-from toolkit.options import JSON, OVERRIDES, RECIPE, PathLike
 
 
 @dataclass(eq=False, repr=False)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from toolkit.options import JSON, PathLike
+from toolkit.command_options import JSON, PathLike
 
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 
