@@ -96,7 +96,7 @@ def _signature(name: str, function: Any) -> str:
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
-    text = f"{parameter.name}: {parameter.annotation}"
+    text = f"{parameter.name}: {parameter.annotation}".replace("PathLike", "str | Path")
     if parameter.default is parameter.empty:
         return text
     default = "<function>" if callable(parameter.default) else repr(parameter.default)

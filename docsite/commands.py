@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import typer
 
@@ -54,14 +53,14 @@ def _argument(parameter: Any) -> str:
 
 def _default(parameter: Any) -> str:
     kind = parameter.type_descriptor.annotation
-    choices = [str(choice.value) for choice in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
+    choices = get_args(kind) if get_origin(kind) is Literal and parameter.metavar is None else ()
     allowed = f"one of {', '.join(choices)}" if choices else ""
     default = parameter.default
     if parameter.required:
         return allowed or "required"
     if default in (None, False, "", (), []) or callable(default):
         return allowed
-    shown = f"`{getattr(default, 'value', default)}`"
+    shown = f"`{default}`"
     return f"{shown}; {allowed}" if allowed else shown
 
 

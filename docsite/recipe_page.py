@@ -10,10 +10,10 @@ from pydantic_core import PydanticUndefined
 
 from toolkit.optimizers import optimizer_names
 from toolkit.recipe.adapter_methods import list_methods, method_names
+from toolkit.recipe.known_names import list_tasks
 from toolkit.recipe.optimizer_names import list_optimizers
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import list_names, strategy_names
-from toolkit.recipe.task_names import list_tasks
 from toolkit.rooms import all_options
 from toolkit.tasks import task_names
 

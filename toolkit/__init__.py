@@ -62,36 +62,24 @@ __all__ = [
     "write_config",
 ]
 
-_HOMES = {
-    "toolkit.api": (
-        "bench",
-        "compare_checkpoints",
-        "export",
-        "import_checkpoint",
-        "import_config",
-        "inspect_data",
-        "lint",
-        "migrate",
-        "plan",
-        "prove",
-        "record",
-        "train",
-        "verify",
-    ),
-    "toolkit.errors": ("InputError", "RunFailed", "Stopped", "ToolkitError"),
-    "toolkit.launch.command": ("write_config",),
-    "toolkit.recipe.load": ("load_recipe",),
-    "toolkit.recipe.schema": ("Recipe",),
-    "toolkit.strategies": ("resolve",),
-    "toolkit.verification.loops.recorder": ("Recorder",),
+_ELSEWHERE = {
+    "InputError": "toolkit.errors",
+    "Recipe": "toolkit.recipe.schema",
+    "Recorder": "toolkit.verification.loops.recorder",
+    "RunFailed": "toolkit.errors",
+    "Stopped": "toolkit.errors",
+    "ToolkitError": "toolkit.errors",
+    "load_recipe": "toolkit.recipe.load",
+    "resolve": "toolkit.strategies",
+    "write_config": "toolkit.launch.command",
 }
+"""The modules of names that are not in ``toolkit.api``."""
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(module), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_ELSEWHERE.get(name, "toolkit.api")), name)
 
 
 def __dir__() -> list[str]:

@@ -8,17 +8,23 @@ InputError if the input cannot be used, RunFailed if the thing asked about is no
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from toolkit.recipe.load import recipe_from, recipe_yaml
+from toolkit.benchmark.command import BenchOptions
+from toolkit.checkpoint_export.command import ExportOptions
+from toolkit.checkpoint_import.command import ImportOptions
+from toolkit.command_options import takes
+from toolkit.inspection.command import DataOptions
+from toolkit.launch.command import TrainOptions
+from toolkit.planning.options import PlanOptions
 from toolkit.recipe.schema import Recipe
 from toolkit.results import CommandResult
+from toolkit.verification.commands import CompareOptions
+from toolkit.verification.scripts.commands import ProveOptions, RecordOptions
 
 if TYPE_CHECKING:
     from toolkit.benchmark.command import Measured
@@ -73,16 +79,8 @@ class Trained(CommandResult):
         return None if saved is None else Path(saved)
 
 
-def train(
-    recipe: RecipeLike,
-    overrides: Sequence[str] = (),
-    *,
-    resume: bool = False,
-    extend: bool = False,
-    changed_data: bool = False,
-    max_restarts: int = 0,
-    dry_run: bool = False,
-) -> Trained:
+@takes(TrainOptions)
+def train(options: TrainOptions) -> Trained:
     """Launch through `accelerate launch` on this machine, train, and wait for the end.
 
     ``resume``: resume from the latest valid checkpoint. ``extend``: with ``resume``, allow a run length that changes
@@ -94,17 +92,7 @@ def train(
     """
     from toolkit.launch.job import train as launch_and_train
 
-    source = recipe if isinstance(recipe, Recipe) else str(recipe)
-    document = launch_and_train(
-        source,
-        overrides,
-        resume=resume,
-        extend=extend,
-        changed_data=changed_data,
-        max_restarts=max_restarts,
-        dry_run=dry_run,
-    )
-    return Trained(document, 0)
+    return Trained(launch_and_train(options), 0)
 
 
 def verify(
@@ -130,7 +118,8 @@ def verify(
     return verify_recipe(recipe, overrides, fault=fault, full_size=full_size, time_limit=time_limit, log=to)
 
 
-def compare_checkpoints(a: str | Path, b: str | Path, *, tolerance: float | None = None) -> CheckpointComparison:
+@takes(CompareOptions)
+def compare_checkpoints(options: CompareOptions) -> CheckpointComparison:
     """Compare the weights and moments of two checkpoints by name, whichever tools wrote them.
 
     ``a``, ``b``: a checkpoint (a folder or a file), or a folder with several steps, of which those that both have are
@@ -140,19 +129,11 @@ def compare_checkpoints(a: str | Path, b: str | Path, *, tolerance: float | None
     """
     from toolkit.verification.checkpoints.command import compare_two
 
-    return compare_two(a, b, tolerance=tolerance)
+    return compare_two(**vars(options))
 
 
-def record(
-    command: Sequence[str],
-    folder: str | Path,
-    *,
-    steps: int = 3,
-    after: int = 0,
-    timeout: float | None = None,
-    stop: bool = False,
-    on_cpu: bool = False,
-) -> Recorded:
+@takes(RecordOptions)
+def record(options: RecordOptions) -> Recorded:
     """Run an unmodified training command and keep its optimizer steps ``after + 1`` to ``after + steps`` in ``folder``.
 
     ``timeout``: seconds until the command is ended. ``stop``: end it once the steps are recorded. ``on_cpu``: on a
@@ -162,19 +143,11 @@ def record(
     """
     from toolkit.verification.scripts.command import record as record_command
 
-    return record_command(command, folder, steps=steps, after=after, timeout=timeout, stop=stop, on_cpu=on_cpu)
+    return record_command(**vars(options))
 
 
-def prove(
-    command: Sequence[str],
-    folder: str | Path | None = None,
-    *,
-    steps: int = 3,
-    after: int = 0,
-    timeout: float | None = None,
-    stop: bool = False,
-    on_cpu: bool = False,
-) -> Proven:
+@takes(ProveOptions)
+def prove(options: ProveOptions) -> Proven:
     """Record an unmodified training command and compare its steps with a plain PyTorch loop.
 
     ``folder``: keeps the recording. The other arguments are those of ``record``. Raises InputError if there is nothing
@@ -182,132 +155,53 @@ def prove(
     """
     from toolkit.verification.scripts.prove import prove as prove_command
 
-    return prove_command(command, folder, steps=steps, after=after, timeout=timeout, stop=stop, on_cpu=on_cpu)
+    return prove_command(**vars(options))
 
 
-def plan(
-    recipe: RecipeLike | None = None,
-    overrides: Sequence[str] = (),
-    *,
-    gpu: str | None = None,
-    memory: float | None = None,
-    gpus: int | None = None,
-    nodes: int | None = None,
-    headroom: float | None = None,
-    every: bool = False,
-    scale: bool = False,
-    calibrate: bool = False,
-    loop: str | None = None,
-    loop_set: Sequence[str] = (),
-    script: str | Path | None = None,
-    fit: Sequence[str] = (),
-    explain: bool = False,
-    price: Sequence[str] = (),
-    images: int | None = None,
-    image_size: str | None = None,
-    disk: float | None = None,
-    lora: int | None = None,
-    qlora: int | None = None,
-    tokens: int | None = None,
-    epochs: int | None = None,
-) -> Planned:
+@takes(PlanOptions)
+def plan(options: PlanOptions) -> Planned:
     """Predict peak memory and time of every strategy, and choose the fastest that fits.
 
-    ``recipe`` may also be a model's config.json, folder or hub id. ``script``: a training script, whose settings
-    are read from its text in place of a recipe; ``recipe`` is then a model in place of the script's, or None.
-    ``gpu``: a name of the device table, for example h100, or ``memory``: GiB per device. ``gpus``, ``nodes``:
-    override the recipe's. ``headroom``: fraction of the memory to keep free. ``every``: keep candidates that cannot
-    win. ``scale``: predict 1 to 1,024 devices. ``calibrate``: measure the rates of this machine. ``loop``: whose
-    training loop, of those of ``--loop``. ``loop_set``: its habits, «held_outputs=true». ``fit``: inverse
-    questions, of length, micro, model, gpus and gpu. ``explain``: where the bytes are. ``price``: of an hour of a
-    device, «2.5», «h100=2.5» or a YAML file of them. ``images``, ``image_size``: images per row, and their width
-    and height in pixels, «1024x768», for models that see. ``disk``: GB/s of a node's disk, for the seconds of
-    loading, saving and resuming. ``lora``, ``qlora``: the rank of an adapter, for a model without a recipe.
-    ``tokens``: of the training data, which the run reads ``epochs`` times.
+    ``recipe`` may also be a model's config.json, folder or hub id. ``script``: a training script, whose settings are
+    read from its text in place of a recipe; ``recipe`` is then a model in place of the script's, or None. ``gpu``: a
+    name of the device table, for example h100, or ``memory``: GiB per device. ``gpu_table``: a YAML file of more
+    devices. ``gpus``, ``nodes``: override the recipe's. ``link``: GB/s between nodes, per node and direction.
+    ``length``, ``micro``: tokens per row, rows per device and forward pass. ``headroom``: fraction of the memory to
+    keep free. ``every``: keep candidates that cannot win. ``scale``: predict 1 to 1,024 devices. ``calibrate``: measure
+    the rates of this machine. ``loop``: whose training loop, of those of ``--loop``. ``loop_set``: its habits,
+    «held_outputs=true». ``fit``: inverse questions, of length, micro, model, gpus and gpu. ``explain``: where the bytes
+    are. ``price``: of an hour of a device, «2.5», «h100=2.5» or a YAML file of them. ``images``, ``image_size``: images
+    per row, and their width and height in pixels, «1024x768», for models that see. ``disk``: GB/s of a node's disk, for
+    the seconds of loading, saving and resuming. ``lora``, ``qlora``: the rank of an adapter, or ``full``: all weights,
+    for a model without a recipe. ``tokens``: of the training data, which the run reads ``epochs`` times. ``cache``:
+    take traces from the plan cache and keep them there. ``output``: a file for the chosen recipe.
 
     Raises InputError if the input cannot be used, RunFailed if calibration fails.
     """
-    from toolkit.planning.command import Request, make_plan
+    from toolkit.planning.command import make_plan
 
-    source = recipe if recipe is None or isinstance(recipe, Recipe) else str(recipe)
-    return make_plan(
-        Request(
-            source,
-            tuple(overrides),
-            gpu=gpu,
-            memory=memory,
-            gpus=gpus,
-            nodes=nodes,
-            headroom=headroom,
-            every=every,
-            scale=scale,
-            calibrate=calibrate,
-            loop=loop,
-            loop_set=tuple(loop_set),
-            script=None if script is None else str(script),
-            fit=tuple(fit),
-            explain=explain,
-            price=tuple(price),
-            images=images,
-            image_size=image_size,
-            disk=disk,
-            lora=lora,
-            qlora=qlora,
-            tokens=tokens,
-            epochs=epochs,
-        )
-    )
+    return make_plan(options)
 
 
-def bench(
-    recipe: RecipeLike,
-    overrides: Sequence[str] = (),
-    *,
-    strategies: Sequence[str] = (),
-    options: Sequence[str] = (),
-    against: str | Path | None = None,
-    turns: int = 3,
-    steps: int = 5,
-    warmup: int = 2,
-    full_rows: bool = False,
-    say: Callable[[str], None] = lambda line: None,
-    log: str | Path = "runs/bench/bench.log",
-) -> Measured:
+@takes(BenchOptions)
+def bench(options: BenchOptions) -> Measured:
     """Measure tokens per second, peak memory and MFU on this machine.
 
     The cells are the recipe, the recipe under each of ``strategies`` (names, or all), with each of ``options``
     (``key=value``), and the recipe ``against``. Each cell is measured ``turns`` times, interleaved with the others:
     ``steps`` timed steps after ``warmup`` untimed ones. ``full_rows``: use rows of random tokens instead of the data.
+    ``profile``: a file for a trace of two steps. ``tflops``: peak rate of the device, for MFU; None: its data sheet's.
     ``say``: called with lines of progress. ``log``: a file for the output of the ranks.
 
     Raises InputError if the input cannot be used.
     """
-    from toolkit.benchmark.command import Request, measure
+    from toolkit.benchmark.command import measure
 
-    with _file_of(recipe, overrides) as file:
-        request = Request(
-            file,
-            () if isinstance(recipe, Recipe) else tuple(overrides),
-            tuple(strategies),
-            tuple(options),
-            None if against is None else str(against),
-            turns,
-            steps,
-            warmup,
-            full_rows,
-        )
-        return measure(request, say, Path(log))
+    return measure(options)
 
 
-def inspect_data(
-    recipe: RecipeLike,
-    overrides: Sequence[str] = (),
-    *,
-    samples: int = 3,
-    only: Literal["cut", "unsupervised", "duplicate"] | None = None,
-    evaluation: bool = False,
-    rows: int | None = None,
-) -> Inspected:
+@takes(DataOptions)
+def inspect_data(options: DataOptions) -> Inspected:
     """Read the data as a run does: samples token by token, lengths, duplicates, and what padding costs.
 
     ``samples``: how many to show; of a recipe with packing, rows. ``only``: show samples of this kind. ``evaluation``:
@@ -315,10 +209,9 @@ def inspect_data(
 
     Raises InputError if none of the data can be used. Rows that a run would refuse are in ``refused``.
     """
-    from toolkit.inspection.command import Request, inspect
+    from toolkit.inspection.command import inspect
 
-    source = recipe if isinstance(recipe, Recipe) else str(recipe)
-    return inspect(Request(source, tuple(overrides), samples, only, evaluation, rows))
+    return inspect(options)
 
 
 @dataclass(frozen=True)
@@ -376,18 +269,8 @@ def import_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) ->
     return import_files([str(file) for file in files], overrides)
 
 
-def export(
-    checkpoint: str | Path,
-    output: str | Path,
-    *,
-    merged: bool = False,
-    best: bool = False,
-    push: str | None = None,
-    dequantise: bool = False,
-    ema: bool = False,
-    format: str = "transformers",
-    dtype: str | None = None,
-) -> Exported:
+@takes(ExportOptions)
+def export(options: ExportOptions) -> Exported:
     """Write a folder that from_pretrained (and PEFT) loads, from a checkpoint or a run folder.
 
     ``merged``: merge the adapter into the base model. ``best``: use the checkpoint with the lowest held-out loss
@@ -402,15 +285,11 @@ def export(
     """
     from toolkit.checkpoint_export.command import export_checkpoint
 
-    return export_checkpoint(
-        checkpoint, output, merged=merged, best=best, push=push, dequantise=dequantise, ema=ema, format=format,
-        dtype=dtype,
-    )  # fmt: skip
+    return export_checkpoint(options)
 
 
-def import_checkpoint(
-    checkpoint: str | Path, recipe: RecipeLike, overrides: Sequence[str] = (), *, step: int | None = None
-) -> ImportedCheckpoint:
+@takes(ImportOptions)
+def import_checkpoint(options: ImportOptions) -> ImportedCheckpoint:
     """Write another tool's checkpoint into the recipe's run folder, for ``train(..., resume=True)``.
 
     ``checkpoint``: a folder or file of DeepSpeed (partitions of ZeRO 1 to 3, or universal), FSDP, accelerate, the
@@ -419,20 +298,9 @@ def import_checkpoint(
     Weights and moments are copied one tensor after another, in the dtype that the recipe trains in.
     ``differences`` of the result: what that run did otherwise than the recipe, as far as the checkpoint says it.
 
-    Raises InputError if the checkpoint cannot be read, has no moments of AdamW, or is of another model.
+    Raises InputError if the checkpoint cannot be read, has no moments of AdamW, or is of another model; RunFailed if it
+    cannot be written, on a full disk for example. Nothing is left then.
     """
     from toolkit.checkpoint_import.command import import_checkpoint as run
 
-    return run(checkpoint, recipe, overrides, step=step)
-
-
-@contextlib.contextmanager
-def _file_of(recipe: RecipeLike, overrides: Sequence[str]) -> Iterator[str]:
-    """The recipe's file, or a temporary file for a Recipe object."""
-    if not isinstance(recipe, Recipe):
-        yield str(recipe)
-        return
-    with tempfile.TemporaryDirectory(prefix="toolkit-") as folder:
-        file = Path(folder) / "recipe.yaml"
-        file.write_text(recipe_yaml(recipe_from(recipe, overrides)), encoding="utf-8")
-        yield str(file)
+    return run(**vars(options))

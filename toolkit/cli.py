@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import shlex
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from toolkit import __version__
-from toolkit.benchmark import commands as bench_commands
-from toolkit.doctor import commands as doctor_commands
+from toolkit.benchmark.command import bench_command
+from toolkit.checkpoint_export.command import export_command
+from toolkit.checkpoint_import.command import run_import
+from toolkit.command_options import command_of
+from toolkit.doctor.commands import doctor_command
 from toolkit.help import Commands
-from toolkit.importing import commands as import_commands
-from toolkit.inspection import commands as data_commands
+from toolkit.importing.commands import import_command
+from toolkit.inspection.command import data_command
+from toolkit.launch.command import config_command, train_command
 from toolkit.linting import commands as lint_commands
-from toolkit.migration import commands as migrate_commands
-from toolkit.planning import commands as plan_commands
-from toolkit.studio import commands as studio_commands
-from toolkit.verification import commands as verify_commands
-from toolkit.verification.scripts import commands as script_commands
-from toolkit.watching import commands as watch_commands
+from toolkit.migration.commands import migrate_command
+from toolkit.planning.options import Request as PlanRequest
+from toolkit.studio.command import studio_command
+from toolkit.verification.commands import compare_command, verify_command
+from toolkit.verification.scripts.commands import SETTINGS, prove_command, record_command
 
 app = typer.Typer(
     name="toolkit",
@@ -30,18 +32,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="the recipe, a YAML file")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[section.key=value]...", help="override recipe values")]
-JsonTarget = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="write the result as JSON; - for standard output")
-]
-
-
-class Engine(StrEnum):
-    """What `toolkit config --for` writes files for."""
-
-    transformers = "transformers"
 
 
 def _show_version(wanted: bool) -> None:
@@ -63,152 +53,45 @@ def toolkit(
     """One recipe, every strategy: fine-tuning proven equal to a plain PyTorch loop."""
 
 
-@app.command()
-def config(
-    recipe: RecipeFile,
-    overrides: Overrides = None,
-    output: Annotated[str | None, typer.Option("-o", "--output", metavar="DIR", help="folder for the files")] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="print every derived value and its reason")] = False,
-    engine: Annotated[
-        Engine | None,
-        typer.Option("--for", help="transformers: for the Trainer on a model that from_pretrained splits"),
-    ] = None,
-    json_target: JsonTarget = None,
-) -> None:
-    """Write a recipe's launch files. They are accelerate.yaml, deepspeed.json, training_args.json and launchers."""
-    from toolkit.launch.command import config_command
-
-    config_command(recipe, overrides or [], output, explain, json_target, engine.value if engine else None)
-
-
-@app.command()
-def train(
-    recipe: RecipeFile,
-    overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="resume from the latest valid checkpoint")] = False,
-    extend: Annotated[
-        bool,
-        typer.Option("--extend", help="with --resume: allow a run length that changes the learning rates"),
-    ] = False,
-    changed_data: Annotated[
-        bool,
-        typer.Option("--changed-data", help="with --resume: go on although the rows are others than before"),
-    ] = False,
-    max_restarts: Annotated[
-        int, typer.Option("--max-restarts", metavar="N", min=0, help="restart automatically when a rank dies or hangs")
-    ] = 0,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="stop after one forward and backward of the longest micro-batch; nothing is left of it"
-        ),
-    ] = False,
-    json_target: JsonTarget = None,
-) -> None:
-    """Train a recipe through `accelerate launch`."""
-    from toolkit.launch.job import train as launch_and_train
-    from toolkit.results import write_json
-
-    result = launch_and_train(
-        recipe,
-        overrides or [],
-        resume=resume,
-        extend=extend,
-        changed_data=changed_data,
-        max_restarts=max_restarts,
-        dry_run=dry_run,
-    )
-    if dry_run and json_target != "-":
-        typer.echo(f"next: toolkit train {shlex.join([recipe, *(overrides or [])])}")
-    if json_target:
-        write_json(result, json_target)
-
-
-@app.command()
-def export(
-    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="a checkpoint or run folder")],
-    output: Annotated[str, typer.Option("-o", "--output", metavar="DIR", help="new folder")],
-    merged: Annotated[bool, typer.Option("--merged", help="merge the adapter into the base model")] = False,
-    dequantise: Annotated[bool, typer.Option("--dequantise", help="qlora: merge into dequantised weights")] = False,
-    best: Annotated[
-        bool, typer.Option("--best", help="the best checkpoint by run.metric, by default the lowest held-out loss")
-    ] = False,
-    ema: Annotated[bool, typer.Option("--ema", help="the averages of run.ema in place of the weights")] = False,
-    push: Annotated[
-        str | None, typer.Option("--push", metavar="REPO", help="upload to a private hub repository")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", metavar="D", help="fp32, bf16 or fp16; a merged model: default the base's")
-    ] = None,
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="transformers, or the training state: deepspeed-universal, torch (torch.distributed.checkpoint)",
-        ),
-    ] = "transformers",
-    json_target: JsonTarget = None,
-) -> None:
-    """Export a checkpoint for from_pretrained and PEFT. The folder has a model card. Or, with --format, a checkpoint to
-    continue from with DeepSpeed or FSDP."""
-    from toolkit.checkpoint_export.command import export_command
-
-    export_command(
-        checkpoint, output, merged, json_target, best=best, push=push, dequantise=dequantise, ema=ema, form=form,
-        dtype=dtype,
-    )  # fmt: skip
-
-
-@app.command("import-checkpoint")
-def import_checkpoint(
-    checkpoint: Annotated[
-        str, typer.Argument(metavar="CHECKPOINT", help="of DeepSpeed, FSDP, accelerate, the Trainer or torch")
-    ],
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="what the run continues with")],
-    overrides: Overrides = None,
-    step: Annotated[
-        int | None, typer.Option("--step", metavar="N", help="optimizer steps taken, where the checkpoint does not say")
-    ] = None,
-    json_target: JsonTarget = None,
-) -> None:
-    """Continue from another tool's checkpoint. It is written into the recipe's run folder, for train --resume."""
-    from toolkit.checkpoint_import.command import run_import
-
-    run_import(checkpoint, recipe, overrides or [], step, json_target)
-
-
-@app.command()
-def init(
-    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="the recipe to write")] = "recipe.yaml",
-    model: Annotated[str | None, typer.Option(help="hub id or folder")] = None,
-    data: Annotated[str | None, typer.Option(help="file, folder or hub id")] = None,
-    data_format: Annotated[str | None, typer.Option("--format", help="text, prompt-completion, messages")] = None,
-    evaluation: Annotated[
-        str | None, typer.Option("--eval", help="a held-out file, or a share of the training data such as 0.05")
-    ] = None,
-    lora: Annotated[int | None, typer.Option(help="rank of a LoRA adapter; 0: train every weight")] = None,
-    strategy: Annotated[str | None, typer.Option(help="single, ddp, zero1, zero2, zero3, fsdp1, fsdp2")] = None,
-    processes: Annotated[int | None, typer.Option(help="processes per node")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, bf16-pure")] = None,
-    steps: Annotated[int | None, typer.Option(help="optimizer steps")] = None,
-    force: Annotated[bool, typer.Option("--force", help="overwrite the file")] = False,
-) -> None:
+@dataclass(eq=False, repr=False)
+class InitRequest:
     """Write a starter recipe, interactively or from flags."""
+
+    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="the recipe to write")] = "recipe.yaml"
+    model: Annotated[str | None, typer.Option(help="hub id or folder")] = None
+    data: Annotated[str | None, typer.Option(help="file, folder or hub id")] = None
+    format: Annotated[str | None, typer.Option("--format", help="text, prompt-completion, messages")] = None
+    eval: Annotated[
+        str | None, typer.Option("--eval", help="a held-out file, or a share of the training data such as 0.05")
+    ] = None
+    lora: Annotated[int | None, typer.Option(help="rank of a LoRA adapter; 0: train every weight")] = None
+    strategy: Annotated[str | None, typer.Option(help="single, ddp, zero1, zero2, zero3, fsdp1, fsdp2")] = None
+    processes: Annotated[int | None, typer.Option(help="processes per node")] = None
+    precision: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, bf16-pure")] = None
+    steps: Annotated[int | None, typer.Option(help="optimizer steps")] = None
+    force: Annotated[bool, typer.Option("--force", help="overwrite the file")] = False
+
+
+@app.command("init")
+@command_of
+def init(request: InitRequest) -> None:
     from toolkit.recipe.starter import init_command
 
-    answers = {
-        "model": model,
-        "data": data,
-        "format": data_format,
-        "eval": evaluation,
-        "lora": lora,
-        "strategy": strategy,
-        "processes": processes,
-        "precision": precision,
-        "steps": steps,
-    }
-    init_command(output, answers, force)
+    answers = dict(vars(request))
+    init_command(answers.pop("output"), force=answers.pop("force"), answers=answers)
+
+
+@app.command()
+def watch(
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="run folders, or folders that contain runs")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="print the state once and exit")] = False,
+) -> None:
+    """Watch runs: step, loss, speed, time left. Only their folders are read; the runs do not notice."""
+    from toolkit.watching.screen import watch as watch_runs
+
+    raise typer.Exit(watch_runs(runs or ["runs"], once))
 
 
 @app.command()
@@ -216,25 +99,38 @@ def schema(
     output: Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="write to a file")] = None,
     kind: Annotated[
         lint_commands.Kind, typer.Option("--for", help="the recipe, or a configuration file of another program")
-    ] = lint_commands.Kind.recipe,
+    ] = "recipe",
 ) -> None:
     """Print the JSON schema of a recipe or configuration file. Editors complete and check files with it."""
-    if kind is not lint_commands.Kind.recipe:
-        lint_commands.schema_of_file(kind.value, output)
+    if kind != "recipe":
+        lint_commands.schema_of_file(kind, output)
         return
     from toolkit.recipe.json_schema import schema_command
 
     schema_command(output)
 
 
-data_commands.register(app)
-verify_commands.register(app)
-script_commands.register(app)
-plan_commands.register(app)
-bench_commands.register(app)
-lint_commands.register(app)
-migrate_commands.register(app)
-import_commands.register(app)
-watch_commands.register(app)
-studio_commands.register(app)
-doctor_commands.register(app)
+@app.command("plan")
+@command_of
+def plan(request: PlanRequest) -> int:
+    from toolkit.planning.command import plan_command
+
+    return plan_command(request)
+
+
+app.command("data")(command_of(data_command))
+app.command("studio")(command_of(studio_command))
+app.command("train")(command_of(train_command))
+app.command("export")(command_of(export_command))
+app.command("import-checkpoint")(command_of(run_import))
+app.command("verify")(command_of(verify_command))
+app.command("prove", context_settings=SETTINGS)(command_of(prove_command))
+app.command("record", context_settings=SETTINGS)(command_of(record_command))
+app.command("compare")(command_of(compare_command))
+app.command("bench")(command_of(bench_command))
+app.command("config")(command_of(config_command))
+app.command("lint", help="Find contradictions and traps in configuration files.")(lint_commands.lint_command)
+app.command("explain", help="Explain a finding, or show which layer sets a key.")(lint_commands.explain_command)
+app.command("migrate", help="Convert launch files to another strategy.")(migrate_command)
+app.command("import", help="Make a recipe of another tool's configuration.")(import_command)
+app.command("doctor", help="Check packages and devices, and what will not work here.")(doctor_command)

@@ -13,6 +13,7 @@ import functools
 import importlib
 import importlib.util
 import os
+import pkgutil
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -29,10 +30,18 @@ def load_plugins(*, installed: bool = True) -> None:
     ``installed`` False: leave out those of installed packages. To find them takes longer than all else that a command
     does which only writes files.
     """
-    importlib.import_module("toolkit.strategies.builtin")
+    _load_own()
     _load_named(os.environ.get(VARIABLE, ""))
     if installed:
         _load_installed()
+
+
+@functools.cache
+def _load_own() -> None:
+    package = importlib.import_module("toolkit.strategies")
+    for module in pkgutil.iter_modules(package.__path__):
+        if not module.ispkg:
+            importlib.import_module(f"{package.__name__}.{module.name}")
 
 
 @functools.cache

@@ -9,9 +9,10 @@ import sys
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from toolkit.errors import InputError
 
 _PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "peft")
 
@@ -19,6 +20,8 @@ _PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "peft")
 @functools.cache
 def versions() -> dict[str, str | None]:
     """Versions of Python and of the packages that decide the numbers; None if one is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -64,9 +67,12 @@ class CommandResult:
 
 
 def write_json(result: dict[str, Any], target: str) -> None:
-    """Write to a file, or to standard output for ``-``."""
+    """Write to a file, or to standard output for ``-``. Raises InputError for a file that cannot be written."""
     text = json.dumps(result, indent=2) + "\n"
     if target == "-":
         sys.stdout.write(text)
-    else:
+        return
+    try:
         Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{target}: cannot be written: {error.strerror}") from None

@@ -13,12 +13,11 @@ import yaml
 
 from cuda_calls import BYTES, CudaCalls
 from tiny import LLAMA, recipe_dict
-from toolkit.benchmark.cells import Cell, as_json, make_cells
+from toolkit.benchmark.cells import Cell, as_json, device_rate, make_cells
 from toolkit.benchmark.command import Request, bench_command, table
-from toolkit.benchmark.job import Order, Turn, turn_job
+from toolkit.benchmark.job import Order, Turn, model_flops, turn_job
 from toolkit.benchmark.profile import split_time
 from toolkit.benchmark.rows import Rows, full_rows
-from toolkit.benchmark.work import device_rate, model_flops
 from toolkit.data.collate import Slot, collate
 from toolkit.data.formats import Example
 from toolkit.errors import InputError

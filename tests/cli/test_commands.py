@@ -24,6 +24,7 @@ from signalled import TOOLKIT, metrics, steps, write_recipe
 from tiny import make_text
 from toolkit.__main__ import main
 from toolkit.errors import InputError
+from toolkit.launch.command import TrainOptions
 from toolkit.launch.job import train
 
 
@@ -403,7 +404,7 @@ def test_a_dry_run_does_not_resume(capfd: pytest.CaptureFixture[str]) -> None:
     from toolkit.training.rank import main as rank_main
 
     with pytest.raises(InputError, match="--dry-run: starts from the model, not from a checkpoint"):
-        train("r.yaml", [], resume=True, dry_run=True)
+        train(TrainOptions("r.yaml", resume=True, dry_run=True))
     assert rank_main(["r.yaml", "--dry-run", "--resume"]) == 2
     assert "--dry-run: starts from the model" in capfd.readouterr().err
 

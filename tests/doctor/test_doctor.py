@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import toolkit.strategies
 from toolkit.doctor import commands, devices, machine, packages
-from toolkit.doctor.examine import examine
+from toolkit.doctor.commands import examine
 from toolkit.doctor.model import CHECKS, Condition
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategies
@@ -23,7 +23,7 @@ from toolkit.verification import run
 from toolkit.verification.outcome import Outcome
 
 app = typer.Typer()
-commands.register(app)
+app.command("doctor")(commands.doctor_command)
 app.callback()(lambda: None)
 
 
@@ -96,7 +96,7 @@ def test_a_check_that_breaks_is_reported(monkeypatch: pytest.MonkeyPatch) -> Non
     def broken() -> list[Condition]:
         raise RuntimeError("no")
 
-    monkeypatch.setattr("toolkit.doctor.examine.CHECKS", [*CHECKS[:1], broken])
+    monkeypatch.setattr("toolkit.doctor.commands.CHECKS", [*CHECKS[:1], broken])
     assert examine()[-1].status == "warning"
     assert os.getcwd()
 

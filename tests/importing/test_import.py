@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from cases import every_case
 from toolkit import InputError, import_config, load_recipe
 from toolkit.cli import app
-from toolkit.importing.tables import TABLES
+from toolkit.importing.run import TABLES
 from toolkit.recipe.optimizer_names import NOT_PAGED
 
 TRL = {"model_name_or_path": "org/model", "dataset_name": "org/data", "packing": False}

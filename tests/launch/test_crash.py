@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.launch.crash import last_words
+from toolkit.launch.failure import last_words
 
 STACK = 'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "a.py", line 3 in step\n'
 WARNING = "/lib/utils.py:34: FutureWarning: gone soon\n  return func(*args, **kwargs)\n"

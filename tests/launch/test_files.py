@@ -17,7 +17,7 @@ import yaml
 from cases import every_case
 from jobs import resolved_from
 from tiny import recipe_dict
-from toolkit.launch.command import config_command, write_config
+from toolkit.launch.command import ConfigRequest, config_command, write_config
 from toolkit.launch.files import launch_files, write_files
 from toolkit.launch.training_args import training_args
 from toolkit.strategies import strategies
@@ -208,7 +208,7 @@ def test_a_script_of_ones_own_is_connected_without_a_gpu(
     recipe = recipe_dict(tiny_root, strategy={"name": strategy}, run={"output_dir": "run"})
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     (tmp_path / "own.py").write_text(OWN)
-    config_command("recipe.yaml", [], "launch", False, None)
+    config_command(ConfigRequest("recipe.yaml", output="launch"))
     assert "scripts; start them with launch/launch-script.sh SCRIPT" in capsys.readouterr().out
     assert "start your own scripts with launch-script.sh" in (tmp_path / "launch/accelerate.yaml").read_text()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

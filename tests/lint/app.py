@@ -2,9 +2,10 @@
 
 import typer
 
-from toolkit.linting import commands
-from toolkit.migration import commands as migration
+from toolkit.linting.commands import explain_command, lint_command
+from toolkit.migration.commands import migrate_command
 
 app = typer.Typer()
-commands.register(app)
-migration.register(app)
+app.command("lint")(lint_command)
+app.command("explain")(explain_command)
+app.command("migrate")(migrate_command)

@@ -245,7 +245,7 @@ def test_help_imports_nothing_heavy() -> None:
     import subprocess
     import sys
 
-    code = "import sys, toolkit.planning.commands; assert not {'torch', 'transformers'} & set(sys.modules)"
+    code = "import sys, toolkit.planning.options; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

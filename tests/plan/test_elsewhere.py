@@ -18,7 +18,7 @@ from nights import nightly_but
 from plan.test_command import planned
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
-from toolkit.launch.command import config_command
+from toolkit.launch.command import ConfigRequest, TrainOptions, config_command
 from toolkit.launch.job import train
 from toolkit.model.nf4 import Nf4Linear
 from toolkit.model.processor import load_tokenizer
@@ -80,14 +80,14 @@ def test_sizes_are_those_of_bitsandbytes(shape: tuple[int, int], storage: torch.
 def test_files_are_written_without_a_tokenizer_and_say_what_training_needs(
     bare: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config_command(bare, [], str(tmp_path / "out"), True, None)
+    config_command(ConfigRequest(bare, output=str(tmp_path / "out"), explain=True))
     assert (tmp_path / "out" / "launch.sh").exists()
     output = capsys.readouterr().out
     assert "before training: tokenizer.path: a model from model.config has no tokenizer; set one" in output
 
 
 def test_a_run_is_refused_without_them(bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    starts = (lambda *words: train(bare, words, resume=False), lambda *words: resolve_recipe(bare, words))
+    starts = (lambda *words: train(TrainOptions(bare, words)), lambda *words: resolve_recipe(bare, words))
     for start in starts:
         with pytest.raises(InputError, match=r"r\.yaml: tokenizer\.path: a model from model\.config has no tokenizer"):
             start()

@@ -10,7 +10,7 @@ import yaml
 
 from cases import every_case
 from plan.cells import LLAMA
-from toolkit.benchmark.work import device_rate
+from toolkit.benchmark.cells import device_rate
 from toolkit.planning.command import Request, make_plan
 from toolkit.planning.hardware import device_named, devices
 

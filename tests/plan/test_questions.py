@@ -14,8 +14,7 @@ from toolkit.errors import InputError
 from toolkit.planning.answers import prices_of
 from toolkit.planning.command import Planned, Request, make_plan
 from toolkit.planning.hardware import devices
-from toolkit.planning.layers import repeated, with_layers
-from toolkit.planning.questions import largest
+from toolkit.planning.questions import largest, repeated, with_layers
 from toolkit.planning.screen import screen
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve

@@ -14,7 +14,7 @@ from cases import every_case
 from nights import nightly_but
 from plan.cells import LLAMA, LORA, MODELS, Cell
 from toolkit.errors import InputError
-from toolkit.model.chunk_size import CHUNK_BYTES
+from toolkit.model.loss_terms import CHUNK_BYTES
 from toolkit.planning import trace as tracing
 from toolkit.planning.autocast import ActedAutocast, NotActedOut
 from toolkit.planning.hardware import Device

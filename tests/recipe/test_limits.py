@@ -15,7 +15,7 @@ from toolkit.benchmark.command import measure as bench
 from toolkit.errors import InputError
 from toolkit.inspection.command import Request as DataRequest
 from toolkit.inspection.command import inspect
-from toolkit.launch.command import write_config
+from toolkit.launch.command import TrainOptions, write_config
 from toolkit.launch.job import train
 from toolkit.planning.command import Request as PlanRequest
 from toolkit.planning.command import make_plan
@@ -111,9 +111,9 @@ def test_every_command_refuses_a_length_with_the_same_words(tmp_path: Path, tiny
         "plan": lambda *given: make_plan(PlanRequest(name, given)),
         "verify": lambda *given: resolve_recipe(name, given),
         "data": lambda *given: inspect(DataRequest(name, given)),
-        "bench": lambda *given: bench(BenchRequest(name, given), print, tmp_path / "log"),
-        "train": lambda *given: train(name, given, resume=False),
-        "train --dry-run": lambda *given: train(name, given, resume=False, dry_run=True),
+        "bench": lambda *given: bench(BenchRequest(name, given, say=print, log=tmp_path / "log")),
+        "train": lambda *given: train(TrainOptions(name, given)),
+        "train --dry-run": lambda *given: train(TrainOptions(name, given, dry_run=True)),
     }
     for command, call in commands.items():
         with pytest.raises(InputError) as refused:

@@ -10,6 +10,7 @@ from cases import every_case
 from tiny import recipe_dict
 from toolkit.command_line import name_overrides
 from toolkit.errors import InputError
+from toolkit.launch.command import TrainOptions
 from toolkit.launch.job import train
 from toolkit.model.processor import load_tokenizer
 from toolkit.recipe.load import load_recipe, recipe_sha256
@@ -142,6 +143,6 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tokenizer_that_is_nowhere_is_noticed_before_a_hub_is_asked(tiny_root: Path, path: str) -> None:
     recipe = Recipe.model_validate(recipe_dict(tiny_root, tokenizer={"path": path}))
     resolve_recipe(recipe, [])  # `verify` makes its own: the recipe may be for another machine
-    for start in (lambda: train(recipe, [], resume=False), lambda: load_tokenizer(recipe)):
+    for start in (lambda: train(TrainOptions(recipe)), lambda: load_tokenizer(recipe)):
         with pytest.raises(InputError, match=r"tokenizer\.path: no folder .*not/there"):
             start()

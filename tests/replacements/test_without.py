@@ -24,7 +24,7 @@ from signalled import TOOLKIT, write_recipe
 from tiny import LLAMA
 from toolkit.doctor import devices
 from toolkit.errors import InputError, RunFailed
-from toolkit.model import adapter_sources, by_part, checkpointing, compiling, drawing, known_values, unreached
+from toolkit.model import adapter_sources, by_part, checkpointing, compiling, drawing, empty, unreached
 from toolkit.model.sources import NotByPart
 from toolkit.strategies.engines.fsdp1 import Fsdp1Engine
 from toolkit.strategies.engines.zero import ZeroEngine
@@ -65,7 +65,7 @@ def unwritten(*names: str) -> Hide:
 
 def no_modes(patch: pytest.MonkeyPatch) -> None:
     gone(torch.utils._python_dispatch, "TorchDispatchMode")(patch)
-    for module in (upstream, drawing, adapter_sources, checkpointing, known_values):
+    for module in (upstream, drawing, adapter_sources, checkpointing, empty):
         patch.setattr(module, "DispatchMode", upstream._Blind)
 
 

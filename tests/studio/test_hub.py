@@ -9,7 +9,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from toolkit.studio.hub import MAX_CONFIG, Configs
+from toolkit.studio.app import MAX_CONFIG, Configs
 
 
 @pytest.fixture

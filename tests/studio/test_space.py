@@ -38,11 +38,11 @@ def test_what_the_image_copies_is_there_and_not_ignored() -> None:
 
 
 def test_hosts_of_a_local_and_of_a_public_server() -> None:
-    local = _hosts(Request((".",), "127.0.0.1", 0, False), 8717)
+    local = _hosts(Request((".",), host="127.0.0.1", port=0), 8717)
     assert "127.0.0.1:8717" in local
     assert "localhost:8717" in local
     assert "127.0.0.1" not in local
-    assert _hosts(Request((), "0.0.0.0", 7860, True), 7860) == frozenset()
+    assert _hosts(Request(host="0.0.0.0", port=7860, public=True), 7860) == frozenset()
 
 
 def test_the_hubs_cache_is_where_huggingface_hub_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from rich.console import Console
 from cases import every_case
 from toolkit.errors import InputError
 from toolkit.studio.folders import Folders
-from toolkit.studio.run_routes import page_fields
+from toolkit.studio.routes import page_fields
 from toolkit.watching.runs import find_runs, holder, read_run, read_steps
 from toolkit.watching.screen import lasting, picture, spark, watch
 

@@ -11,7 +11,7 @@ import pytest
 from jobs import resolved_from
 from signalled import TOOLKIT
 from tiny import recipe_dict
-from toolkit.checkpoint_export.command import export_command
+from toolkit.checkpoint_export.command import Request, export_command
 from toolkit.training import checkpoint, finding
 from toolkit.training.loop import Progress
 from toolkit.training.session import open_session
@@ -41,7 +41,7 @@ def test_the_best_is_kept_beside_the_newest(run: Path, tmp_path: Path) -> None:
     assert finding.best(run / "checkpoints") == run / "checkpoints/step-00000002"
     (run / "metrics.jsonl").write_text(json.dumps({"step": 2, "loss": 1.5}) + "\n")
     (run / "verify.json").write_text(json.dumps({"verdict": "equivalent"}))
-    export_command(str(run), str(tmp_path / "out"), False, None, best=True)
+    export_command(Request(str(run), str(tmp_path / "out"), best=True))
     card = (tmp_path / "out/README.md").read_text()
     assert card.startswith("---\nlibrary_name: peft\n")
     for said in (

@@ -14,7 +14,7 @@ from cases import every_case
 from families import FAMILIES
 from jobs import resolved_from
 from tiny import recipe_dict
-from toolkit.checkpoint_export.command import export_command
+from toolkit.checkpoint_export.command import Request, export_command
 from toolkit.data.loader import open_data
 from toolkit.errors import InputError
 from toolkit.training import checkpoint
@@ -53,7 +53,7 @@ def test_names_of_classes_are_exported(task: str, session: Callable[..., Session
     samples = open_data(run.data_recipe, "train", run.tokenizer)
     run.label_names = samples.label_names
     checkpoint.save(run, tmp_path / "run" / "checkpoints", Progress(1, 1))
-    export_command(str(tmp_path / "run"), str(tmp_path / "out"), False, None)
+    export_command(Request(str(tmp_path / "run"), str(tmp_path / "out")))
     config = AutoConfig.from_pretrained(tmp_path / "out")
     # The model has a class more than the data: its name stays transformers' own.
     assert config.id2label == {0: "B-PER", 1: "I-PER", 2: "O", 3: "LABEL_3"}
@@ -64,7 +64,7 @@ def test_a_card_names_the_classes_of_an_adapter(session: Callable[..., Session],
     run = session("token-classification", 3, {"r": 2})
     run.label_names = ["B-PER", "I-PER", "O"]
     checkpoint.save(run, tmp_path / "run" / "checkpoints", Progress(1, 1))
-    export_command(str(tmp_path / "run"), str(tmp_path / "out"), False, None)
+    export_command(Request(str(tmp_path / "run"), str(tmp_path / "out")))
     assert "| classes | B-PER, I-PER, O |" in (tmp_path / "out/README.md").read_text()
 
 

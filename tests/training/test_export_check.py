@@ -17,7 +17,7 @@ from cases import every_case
 from families import EVERY_FAMILY
 from nights import nightly_but
 from tiny import LLAMA
-from toolkit.checkpoint_export.command import export_command
+from toolkit.checkpoint_export.command import Request, export_command
 from toolkit.errors import InputError, RunFailed
 from toolkit.recipe.load import load_recipe
 from toolkit.recipe.schema import Recipe
@@ -192,14 +192,14 @@ def test_one_model_at_a_time_and_never_in_silence(
 
     monkeypatch.setattr(export_check, "trained_model", watched)
     monkeypatch.setattr(export_check, "_exported", after)
-    export_command(str(tmp_path / "run"), str(tmp_path / "out"), False, str(tmp_path / "result.json"))
+    export_command(Request(str(tmp_path / "run"), str(tmp_path / "out"), json_target=str(tmp_path / "result.json")))
     assert "compared: logits of 2 rows of data.train are the trained model's within" in capsys.readouterr().out
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["not_compared"] is None
     weights = sum(tensor.numel() for tensor in load_file(tmp_path / "base/model.safetensors").values())
     assert 4 * weights < result["compared"]["memory_bytes"] < 5.1 * weights
     monkeypatch.setattr(export_check, "available_bytes", lambda: (1000, 1000))
-    export_command(str(tmp_path / "run"), str(tmp_path / "small"), False, str(tmp_path / "result.json"))
+    export_command(Request(str(tmp_path / "run"), str(tmp_path / "small"), json_target=str(tmp_path / "result.json")))
     assert "note: not compared with the trained model, which takes 0.0 GiB of memory" in capsys.readouterr().out
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["compared"] is None

@@ -15,6 +15,7 @@ from jobs import resolved_from
 from signalled import metrics, steps
 from tiny import recipe_dict
 from toolkit.errors import InputError
+from toolkit.launch.command import TrainOptions
 from toolkit.launch.identity import FREE, check_recipe
 from toolkit.launch.job import train as launch
 from toolkit.recipe.schema import Recipe
@@ -162,7 +163,7 @@ def test_a_share_of_warm_up_moves_with_the_length(tiny_root: Path, tmp_path: Pat
 
 def test_extend_goes_with_resume(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError, match=r"--extend: requires --resume"):
-        launch("recipe.yaml", [], resume=False, extend=True)
+        launch(TrainOptions("recipe.yaml", extend=True))
     assert job(["recipe.yaml", "--extend"]) == 2
     assert "--extend: " in capsys.readouterr().err
 

@@ -14,8 +14,8 @@ from cases import every_case
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
-from toolkit.model.chunk_size import CHUNK_BYTES
 from toolkit.model.head_loss import linear_cross_entropy
+from toolkit.model.loss_terms import CHUNK_BYTES
 from toolkit.planning.live import LiveBytes
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe

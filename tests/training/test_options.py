@@ -17,10 +17,9 @@ from media import WHISPER
 from tiny import LLAMA, make_llama, recipe_dict
 from toolkit.data.collate import MicroBatch
 from toolkit.errors import InputError
-from toolkit.model.chunk_size import CHUNK_BYTES
 from toolkit.model.freezing import Frozen, freeze_matching
 from toolkit.model.head_loss import linear_cross_entropy, multiplied_by
-from toolkit.model.loss_terms import LossTerms
+from toolkit.model.loss_terms import CHUNK_BYTES, LossTerms
 from toolkit.options.neftune.apply import calls, noise_scale
 from toolkit.planning.skeleton import build
 from toolkit.recipe.shared_weights import why_not_in_units

@@ -24,8 +24,7 @@ from toolkit.launch.group import WorkerGroup
 from toolkit.no_memory import is_out_of_memory
 from toolkit.recipe.resolve import Resolved
 from toolkit.training import loop
-from toolkit.training.out_of_memory import told
-from toolkit.training.run import run
+from toolkit.training.run import memory_error, run
 from toolkit.training.watch import Beat
 
 CUDA = (
@@ -99,15 +98,15 @@ def test_every_kind_of_having_no_memory_is_known() -> None:
 
 
 def test_the_message_has_step_phase_micro_batch_and_bytes() -> None:
-    error = told(torch.OutOfMemoryError(CUDA), Beat(7, 3, "micro-batch 2, backward"), 1, torch.device("cpu"))
+    error = memory_error(torch.OutOfMemoryError(CUDA), Beat(7, 3, "micro-batch 2, backward"), 1, torch.device("cpu"))
     message = r"rank 1 is out of memory at step 3, micro-batch 2, backward: 2.50 GiB asked for, [\d.]+ GiB allocated, "
     assert re.match(message + r"[\d.]+ GiB at the peak before, [\d.]+ GiB for the process$", str(error)), str(error)
-    early = told(MemoryError(), Beat(place="loading the model"), 0, torch.device("cpu"))
+    early = memory_error(MemoryError(), Beat(place="loading the model"), 0, torch.device("cpu"))
     assert str(early).startswith("rank 0 is out of memory loading the model: ")
     assert (error.device_gib, error.address_gib) == (None, None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resource, "getrlimit", lambda which: (3 << 30, -1))
-        limited = told(MemoryError(), Beat(), 0, torch.device("cpu"))
+        limited = memory_error(MemoryError(), Beat(), 0, torch.device("cpu"))
     assert re.search(r"; [\d.]+ of 3.00 GiB of address space are taken \(ulimit -v\)$", str(limited))
     assert limited.address_gib == 3.0
 

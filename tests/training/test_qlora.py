@@ -22,7 +22,7 @@ from toolkit.launch.job import check_machine
 from toolkit.model import nf4, nf4_shared
 from toolkit.model.nf4 import Nf4Linear, nf4_layers, weight_count
 from toolkit.recipe.resolve import Resolved
-from toolkit.reference.nf4 import nf4_values
+from toolkit.reference.model import nf4_values
 from toolkit.strategies.engines.quantised import base_claims
 from toolkit.training import merge
 from toolkit.training.export import export

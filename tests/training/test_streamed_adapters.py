@@ -17,7 +17,7 @@ from jobs import resolved_from, train_job
 from nights import nightly_but
 from peft_methods import rows
 from tiny import LLAMA, recipe_dict
-from toolkit.checkpoint_export.command import export_command
+from toolkit.checkpoint_export.command import Request, export_command
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.launch.identity import saved_recipe
@@ -178,7 +178,7 @@ def test_a_reason_is_shown_and_is_in_the_result(
     tiny_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tiny_root, tmp_path, False, adapter={"method": "lora", "r": 4, "options": {"init_lora_weights": "pissa"}})
-    export_command(str(tmp_path / "run"), str(tmp_path / "out"), False, str(tmp_path / "result.json"))
+    export_command(Request(str(tmp_path / "run"), str(tmp_path / "out"), json_target=str(tmp_path / "result.json")))
     message = "note: the whole model was built in memory, not one tensor after another: its adapter starts from values"
     assert message in capsys.readouterr().out
     assert '"built_whole": "its adapter starts from values' in (tmp_path / "result.json").read_text()

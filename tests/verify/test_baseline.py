@@ -16,6 +16,7 @@ from tiny import LLAMA
 from toolkit.errors import InputError
 from toolkit.verification.baseline import badge, compare, read_baseline
 from toolkit.verification.command import run_command
+from toolkit.verification.commands import VerifyRequest
 
 GOOD: dict[str, Any] = {
     "verdict": "equivalent",
@@ -104,9 +105,10 @@ def test_the_command(
         "run": {"max_steps": 5},
     }
     Path("recipe.yaml").write_text(json.dumps(recipe))
-    kept = partial(run_command, "recipe.yaml", [], None, False, time_limit=120.0)
-    again = partial(kept, "again.json", baseline="kept.json", badge_target="badges/r.json")
-    assert kept("kept.json") == 0
+    kept = partial(VerifyRequest, time_limit=120.0)
+    assert run_command("recipe.yaml", kept(json_target="kept.json")) == 0
+    request = kept(json_target="again.json", baseline="kept.json", badge="badges/r.json")
+    again = partial(run_command, "recipe.yaml", request)
     if not lost:
         assert again() == 0
         assert json.loads(Path("again.json").read_text())["baseline"]["ok"]

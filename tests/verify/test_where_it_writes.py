@@ -14,6 +14,7 @@ from toolkit.cli import app
 from toolkit.errors import InputError
 from toolkit.verification import matrix
 from toolkit.verification.command import run_matrix
+from toolkit.verification.commands import VerifyRequest
 from toolkit.verification.matrix import Cell
 
 CELL = Cell(
@@ -32,14 +33,14 @@ def here(tmp_path: Path, tiny_root: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def test_the_kill_matrix_is_printed_and_nothing_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_matrix("r.yaml", [], None, None, 1.0) == 0
+    assert run_matrix("r.yaml", VerifyRequest(time_limit=1.0)) == 0
     assert "1 of 1 killed, 1 with the right diagnosis" in capsys.readouterr().out
     assert [path.name for path in here.iterdir()] == ["r.yaml"]
 
 
 @pytest.mark.parametrize("only", [None, "dropout-redrawn"])
 def test_it_is_written_where_the_user_says(only: str | None, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_matrix("r.yaml", [], only, None, 1.0, "reports/matrix.md") == 0
+    assert run_matrix("r.yaml", VerifyRequest(fault=only, time_limit=1.0, output="reports/matrix.md")) == 0
     assert "wrote reports/matrix.md" in capsys.readouterr().out
     assert "| dropout-redrawn | " in (here / "reports/matrix.md").read_text()
 
@@ -50,10 +51,10 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(
     ran: list[Any] = []
     monkeypatch.setattr(matrix, "kill_matrix", lambda *given: ran.append(given) or [CELL])
     with pytest.raises(InputError, match=r"--output: r\.yaml/matrix\.md: r\.yaml is not a folder"):
-        run_matrix("r.yaml", [], None, None, 1.0, "r.yaml/matrix.md")
+        run_matrix("r.yaml", VerifyRequest(time_limit=1.0, output="r.yaml/matrix.md"))
     (here / "taken").mkdir()
     with pytest.raises(InputError, match="--output: taken: Is a directory"):
-        run_matrix("r.yaml", [], None, None, 1.0, "taken")
+        run_matrix("r.yaml", VerifyRequest(time_limit=1.0, output="taken"))
     assert not ran
 
 

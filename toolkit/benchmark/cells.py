@@ -5,17 +5,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from toolkit.benchmark.job import Order, Turn, turn_job
-from toolkit.benchmark.work import device_rate
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.launch.job import check_machine
 from toolkit.machine import cpu_count
-from toolkit.recipe.load import apply_overrides, load_recipe, validate
-from toolkit.recipe.positions import read
+from toolkit.planning.hardware import devices
+from toolkit.recipe.load import load_recipe, recipe_from, source_of
 from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import OWN_KEYS
 from toolkit.strategies import resolve
 
@@ -68,11 +69,16 @@ class Cell:
 
 
 def make_cells(
-    recipe: str, overrides: Sequence[str], strategies: Sequence[str], options: Sequence[str], against: str | None
+    recipe: str | Path | Recipe,
+    overrides: Sequence[str],
+    strategies: Sequence[str],
+    options: Sequence[str],
+    against: str | Path | None,
 ) -> tuple[list[Cell], list[str]]:
     """The recipe, the recipe under each of ``strategies`` and with each of ``options`` (``key=value``, or several
     separated by commas), and the recipe ``against``; and the skipped ones, with their reason. Raises InputError."""
-    asked = resolve(load_recipe(recipe, overrides), recipe)
+    source = source_of(recipe)
+    asked = resolve(recipe_from(recipe, overrides), source)
     check_machine(asked)
     name = asked.recipe.strategy.name
     cells, left_out = [Cell(name, asked, asked=True)], []
@@ -81,19 +87,17 @@ def make_cells(
     wanted += [(option, option.split(",")) for option in options]
     for label, more in wanted:
         try:
-            document = read(recipe)
-            apply_overrides(document, [*overrides, *more])
-            resolved = resolve(validate(document), recipe)
+            resolved = resolve(recipe_from(recipe, [*overrides, *more]), source)
             check_machine(resolved)
         except InputError as error:
             left_out.append(f"{label}: {error}")
             continue
         cells.append(Cell(label, resolved))
     if against is not None:
-        other = resolve(load_recipe(against), against)
+        other = resolve(load_recipe(against), str(against))
         check_machine(other)
-        cells.append(Cell(against, other))
-        cells[0].label = recipe
+        cells.append(Cell(str(against), other))
+        cells[0].label = source
     return cells, left_out
 
 
@@ -230,3 +234,15 @@ def rate_of(device: str, tflops: float | None) -> float | None:
     import torch
 
     return device_rate(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else None
+
+
+def device_rate(name: str) -> float | None:
+    """Floating point operations per second of a GPU by its data sheet (dense, bf16; fp16 where it has no bf16), or
+    None if it is not known."""
+    words = name.lower().replace("nvidia", "").replace("geforce", "").replace("-", " ").split()
+    joined = "".join(words)
+    matches = [key for key in devices() if all(part in joined for part in key.split("-"))]
+    if not matches:
+        return None
+    device = devices()[max(matches, key=len)]
+    return (device.bf16 or device.rate("float16")) * 1e12

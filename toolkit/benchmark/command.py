@@ -1,62 +1,94 @@
-"""`toolkit bench`: cells, turns, the screen and the JSON."""
+"""`toolkit bench`: options, cells, turns, the screen and the JSON. Declared without importing anything heavy."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from toolkit.command_line import memory_option
+from toolkit.command_options import JSON, OVERRIDES, RECIPE, PathLike, RecipeLike, parted
 from toolkit.disk import write_text
 from toolkit.errors import InputError
-from toolkit.report.names import page_name
 from toolkit.results import CommandResult, Result, write_json
-from toolkit.strategies import strategies
 from toolkit.terminal import cut, fitted, width
 
 if TYPE_CHECKING:
     from toolkit.benchmark.cells import Cell
+    from toolkit.recipe.resolve import Resolved
 
 
-@dataclass(frozen=True)
-class Request:
-    """The command line."""
+@dataclass(eq=False, repr=False)
+class BenchOptions:
+    """What is measured."""
 
-    recipe: str
-    overrides: tuple[str, ...] = ()
-    strategies: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-    against: str | None = None
-    turns: int = 3
-    steps: int = 5
-    warmup: int = 2
-    full_rows: bool = False
-    profile: str | None = None
-    tflops: float | None = None
-    json_target: str | None = None
-    find_batch: bool = False
-    memory: float | None = None
-    page: str | None = None
+    recipe: Annotated[RecipeLike, RECIPE]
+    overrides: Annotated[Sequence[str], OVERRIDES] = ()
+    _: KW_ONLY
+    strategies: Annotated[Sequence[str], typer.Option(help="further strategies to measure: zero2,fsdp2"), parted] = ()
+    options: Annotated[
+        Sequence[str],
+        typer.Option("--with", metavar="KEY=VALUE[,...]", help="add a cell with this override; repeatable"),
+    ] = ()
+    against: Annotated[PathLike | None, typer.Option(metavar="RECIPE", help="add a cell with another recipe")] = None
+    turns: Annotated[int, typer.Option(help="measurements of each cell, interleaved")] = 3
+    steps: Annotated[int, typer.Option(help="timed steps per turn")] = 5
+    warmup: Annotated[int, typer.Option(help="untimed steps before them")] = 2
+    full_rows: Annotated[bool, typer.Option("--full-rows", help="use full rows of random tokens instead of data")] = (
+        False
+    )
+    profile: Annotated[str | None, typer.Option(metavar="FILE", help="trace two steps for ui.perfetto.dev")] = None
+    tflops: Annotated[float | None, typer.Option(help="peak rate of the device, for MFU; default: data sheet")] = None
+    say: Callable[[str], None] = lambda line: None
+    """Is told lines of progress; the command shows them."""
+    log: PathLike = "runs/bench/bench.log"
+    """For the output of the ranks; the command names it after the recipe and what it is compared with."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Request(BenchOptions):
+    """Measure speed and memory of a recipe and variants. Reports tokens/s, step time, peak memory and MFU."""
+
+    find_batch: Annotated[
+        bool, typer.Option("--find-batch", help="find the largest micro-batch that fits; no timings")
+    ] = False
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GIB",
+            parser=memory_option,
+            help="GiB per process, for --find-batch; default: all of this machine's",
+        ),
+    ] = None
+    page: Annotated[
+        str | None,
+        typer.Option("--html", metavar="FILE", help="write the page; default: in runs/bench, by recipe and overrides"),
+    ] = None
+    json_target: Annotated[str | None, JSON] = None
 
 
 def bench_command(request: Request) -> int:
     """Measure and print; returns the exit status. 0: every cell was measured. 1: one of them failed."""
     _check(request)
+    if request.memory is not None and not request.find_batch:
+        raise InputError("--memory: requires --find-batch")
+    others = (request.strategies, request.options, request.against, request.profile)
+    if request.find_batch and any(others):
+        raise InputError("--find-batch: finds the micro-batch of one recipe; compare other cells in a separate run")
     if request.find_batch:
         return _find_batch(request, Result("bench"))
-    from toolkit.recipe.load import load_recipe
     from toolkit.report.bench_page import bench_page
-    from toolkit.strategies import resolve
 
-    resolve(
-        load_recipe(request.recipe, request.overrides), request.recipe
-    )  # a mistake leaves an earlier page as it was
+    _resolved(request)  # a mistake leaves an earlier page as it was
     log = _log(request)
-    page = Path(request.page) if request.page else Path(f"{str(log)[: -len('.log')]}.html")
+    page = Path(request.page) if request.page else log.with_name(f"{log.name[: -len('.log')]}.html")
     write_text(page, "")  # what cannot be written is reported before anything is measured
     say = (lambda line: None) if request.json_target == "-" else _say
-    measured = measure(request, say, log)
+    measured = measure(replace(request, say=say, log=log))
     document = measured.to_json()
     for line in table(document, width()):
         say(line)
@@ -67,11 +99,20 @@ def bench_command(request: Request) -> int:
     return measured.exit_code
 
 
+def _resolved(request: BenchOptions) -> Resolved:
+    from toolkit.recipe.load import recipe_from, source_of
+    from toolkit.strategies import resolve
+
+    return resolve(recipe_from(request.recipe, request.overrides), source_of(request.recipe))
+
+
 def _log(request: Request) -> Path:
     """What the ranks print; the page lies beside it."""
+    from toolkit.report.names import page_name
+
     against = [f"against {Path(request.against).stem}"] if request.against else []
     words = [*request.overrides, *request.strategies, *request.options, *against]
-    return Path("runs/bench") / f"{page_name(request.recipe, None, words)}.log"
+    return Path("runs/bench") / f"{page_name(str(request.recipe), None, words)}.log"
 
 
 @dataclass(frozen=True)
@@ -82,8 +123,8 @@ class Measured(CommandResult):
     """One cell per measured recipe; the first is the requested one."""
 
 
-def measure(request: Request, say: Callable[[str], None], log: Path) -> Measured:
-    """Train each cell for some steps, interleaved. ``log``: file for the output of the ranks. Raises InputError."""
+def measure(request: BenchOptions) -> Measured:
+    """Train each cell for some steps, interleaved. Raises InputError."""
     _check(request)
     result = Result("bench")
     from toolkit.benchmark.cells import Plan, as_json, make_cells, rate_of, run_cells
@@ -96,16 +137,16 @@ def measure(request: Request, say: Callable[[str], None], log: Path) -> Measured
         request.recipe, request.overrides, _named(request.strategies), request.options, request.against
     )
     for note in dict.fromkeys(note for cell in cells for note in check_known(cell.resolved)):
-        say(f"note: {note}")
+        request.say(f"note: {note}")
     for cell in () if request.full_rows else cells:
         check_data(cell.resolved.recipe)
     for line in left_out:
-        say(f"skipped: {line}")
+        request.say(f"skipped: {line}")
     plan = Plan(request.turns, request.steps, request.warmup, request.full_rows)
     sizes = {cell.resolved.world_size for cell in cells}
-    groups = {size: WorkerGroup(size, max(1, cpu_count() // size), log=log.absolute()) for size in sizes}
+    groups = {size: WorkerGroup(size, max(1, cpu_count() // size), log=Path(request.log).absolute()) for size in sizes}
     try:
-        run_cells(cells, plan, request.profile, say, groups)
+        run_cells(cells, plan, request.profile, request.say, groups)
     finally:
         for group in groups.values():
             group.close()
@@ -128,10 +169,8 @@ def _find_batch(request: Request, result: Result) -> int:
     from toolkit.benchmark.find_batch import find_batch, measured_in_processes, memory_here
     from toolkit.launch.job import check_machine
     from toolkit.planning.hardware import GIB
-    from toolkit.recipe.load import load_recipe
-    from toolkit.strategies import resolve
 
-    asked = resolve(load_recipe(request.recipe, request.overrides), request.recipe)
+    asked = _resolved(request)
     check_machine(asked)
     memory = memory_here(asked, request.memory)
     say = (lambda line: None) if request.json_target == "-" else _say
@@ -207,22 +246,19 @@ def _right(values: Sequence[str], sizes: Sequence[int]) -> str:
     return "".join(f"  {value:>{size}}" for value, size in zip(values, sizes, strict=True))
 
 
-def _check(request: Request) -> None:
+def _check(request: BenchOptions) -> None:
     for name, value in (("--turns", request.turns), ("--steps", request.steps)):
         if value < 1:
             raise InputError(f"{name} {value}: must be at least 1")
     if request.warmup < 0:
         raise InputError(f"--warmup {request.warmup}: must be 0 or more")
-    if request.memory is not None and not request.find_batch:
-        raise InputError("--memory: requires --find-batch")
-    others = (request.strategies, request.options, request.against, request.profile)
-    if request.find_batch and any(others):
-        raise InputError("--find-batch: finds the micro-batch of one recipe; compare other cells in a separate run")
     if request.tflops is not None and request.tflops <= 0:
         raise InputError(f"--tflops {request.tflops:g}: TFLOP/s must be above 0")
 
 
-def _named(names: tuple[str, ...]) -> list[str]:
+def _named(names: Sequence[str]) -> list[str]:
+    from toolkit.strategies import strategies
+
     known = list(strategies())
     for name in names:
         if name not in [*known, "all"]:

@@ -1,49 +1,67 @@
-"""`toolkit export`, and `export` of the Python API: for from_pretrained and PEFT, or for another tool's run."""
+"""`toolkit export`, and `export` of the Python API: for from_pretrained and PEFT, or for another tool's run. Declared
+without importing anything heavy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import Annotated
 
-from toolkit.checkpoint_export.state import export_state
+import typer
+
+from toolkit.command_options import JSON, PathLike
 from toolkit.errors import InputError
-from toolkit.model.silence import silence_libraries
 from toolkit.results import CommandResult, Result, write_json
 from toolkit.terminal import working
-from toolkit.training.export import export, push_folder
 
 WEIGHTS = "transformers"
 """The format of weights that from_pretrained loads."""
 
 
-def export_command(
-    checkpoint: str,
-    output: str,
-    merged: bool,
-    json_target: str | None,
-    *,
-    best: bool = False,
-    push: str | None = None,
-    dequantise: bool = False,
-    ema: bool = False,
-    form: str = WEIGHTS,
-    dtype: str | None = None,
-) -> None:
-    """Write ``output`` from a checkpoint, or from the latest (or best) one of a run, and ``push`` it to the hub. Raises
-    InputError, and RunFailed if the export answers otherwise than the trained model or the upload fails."""
+@dataclass(eq=False, repr=False)
+class ExportOptions:
+    """What is exported, and as what."""
+
+    checkpoint: Annotated[PathLike, typer.Argument(metavar="CHECKPOINT", help="a checkpoint or run folder")]
+    output: Annotated[PathLike, typer.Option("-o", "--output", metavar="DIR", help="new folder")]
+    _: KW_ONLY
+    merged: Annotated[bool, typer.Option("--merged", help="merge the adapter into the base model")] = False
+    dequantise: Annotated[bool, typer.Option("--dequantise", help="qlora: merge into dequantised weights")] = False
+    best: Annotated[
+        bool, typer.Option("--best", help="the best checkpoint by run.metric, by default the lowest held-out loss")
+    ] = False
+    ema: Annotated[bool, typer.Option("--ema", help="the averages of run.ema in place of the weights")] = False
+    push: Annotated[str | None, typer.Option("--push", metavar="REPO", help="upload to a private hub repository")] = (
+        None
+    )
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", metavar="D", help="fp32, bf16 or fp16; a merged model: default the base's")
+    ] = None
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="transformers, or the training state: deepspeed-universal, torch (torch.distributed.checkpoint)",
+        ),
+    ] = WEIGHTS
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Request(ExportOptions):
+    """Export a checkpoint for from_pretrained and PEFT. The folder has a model card. Or, with --format, a checkpoint to
+    continue from with DeepSpeed or FSDP."""
+
+    json_target: Annotated[str | None, JSON] = None
+
+
+def export_command(request: Request) -> None:
+    """Export, print and write. Raises InputError, and RunFailed if the export answers otherwise than the trained model
+    or the upload fails."""
+    output, json_target = request.output, request.json_target
     with working("writing the model and comparing it with what was trained"):
-        done = export_checkpoint(
-            checkpoint,
-            output,
-            merged=merged,
-            best=best,
-            push=push,
-            dequantise=dequantise,
-            ema=ema,
-            format=form,
-            dtype=dtype,
-        )
-    if json_target != "-" and form != WEIGHTS:
+        done = export_checkpoint(request)
+    if json_target != "-" and request.format != WEIGHTS:
         print(f"wrote {output}: {done.kind}, step {done.document['step']}: weights and moments in float32")
         for note in done.document["notes"]:
             print(f"note: {note}")
@@ -52,8 +70,8 @@ def export_command(
         print(f"{'compared: ' if done.document['compared'] else 'note: '}{done.comparison}")
         if done.built_whole:
             print(f"note: the whole model was built in memory, not one tensor after another: {done.built_whole}")
-        if push:
-            print(f"pushed to {push}")
+        if request.push:
+            print(f"pushed to {request.push}")
     if json_target:
         write_json(done.to_json(), json_target)
 
@@ -71,45 +89,33 @@ class Exported(CommandResult):
     """How its logits compare with the trained model's, or why they were not compared; None of another ``format``."""
 
 
-def export_checkpoint(
-    checkpoint: str | Path,
-    output: str | Path,
-    *,
-    merged: bool = False,
-    best: bool = False,
-    push: str | None = None,
-    dequantise: bool = False,
-    ema: bool = False,
-    format: str = WEIGHTS,
-    dtype: str | None = None,
-) -> Exported:
-    """Write ``output``, a folder that from_pretrained (and PEFT) loads, from a checkpoint or a run's folder.
+def export_checkpoint(options: ExportOptions) -> Exported:
+    """``toolkit.export`` says what is written. Raises InputError if the checkpoint or the folder cannot be used,
+    RunFailed if the export answers otherwise than the trained model, or cannot be pushed."""
+    from toolkit.checkpoint_export.state import export_state
+    from toolkit.model.silence import silence_libraries
+    from toolkit.training.export import export, push_folder
 
-    ``merged``: merge the adapter into the base; ``dequantise``: with a 4-bit base, into its dequantised weights.
-    ``best``: of a run the best checkpoint by evaluation, not the newest. ``ema``: the averages of ``run.ema`` in place
-    of the weights. ``push``: upload to this repository of the hub. ``format``: ``deepspeed-universal`` or ``torch``: a
-    checkpoint from which a run of DeepSpeed or FSDP continues, without these options but ``best``. ``dtype``: of a
-    merged model (fp32, bf16, fp16), the base's if None. Raises InputError if the checkpoint or the folder cannot be
-    used, RunFailed if the export answers otherwise than the trained model, or cannot be pushed.
-    """
+    checkpoint, output, format = Path(options.checkpoint), Path(options.output), options.format
+    merged, best, dequantise, ema = options.merged, options.best, options.dequantise, options.ema
     result = Result("export")
     silence_libraries()
     if format != WEIGHTS:
-        options = {"--merged": merged, "--dequantise": dequantise, "--ema": ema, "--push": push,
-                   "--dtype": dtype}  # fmt: skip
-        if given := next((name for name, value in options.items() if value), None):
+        flags = {"--merged": merged, "--dequantise": dequantise, "--ema": ema, "--push": options.push,
+                   "--dtype": options.dtype}  # fmt: skip
+        if given := next((name for name, value in flags.items() if value), None):
             raise InputError(f"{given}: not with --format {format}, which has weights and moments as they train")
-        kind, resolved, contents = export_state(Path(checkpoint), Path(output), format, best=best)
-        state = {"kind": kind, "output": str(output), "pushed": None, "built_whole": None, "format": format,
+        kind, resolved, contents = export_state(checkpoint, output, format, best=best)
+        state = {"kind": kind, "output": str(options.output), "pushed": None, "built_whole": None, "format": format,
                  "step": contents.step, "tensors": len(contents.names), "notes": list(contents.notes)}  # fmt: skip
         document = result.finish(recipe_sha256=resolved.sha256, device="cpu", **state)
-        return Exported(document, 0, kind, Path(output))
-    done = export(Path(checkpoint), Path(output), merged=merged, best=best, dequantise=dequantise, ema=ema, dtype=dtype)
-    if push:
-        push_folder(str(output), push)
+        return Exported(document, 0, kind, output)
+    done = export(checkpoint, output, merged=merged, best=best, dequantise=dequantise, ema=ema, dtype=options.dtype)
+    if options.push:
+        push_folder(str(options.output), options.push)
     compared = None if isinstance(done.compared, str) else done.compared.to_json()
     why_not = done.compared if isinstance(done.compared, str) else None
-    fields = {"kind": done.kind, "output": str(output), "pushed": push, "built_whole": done.built_whole,
+    fields = {"kind": done.kind, "output": str(options.output), "pushed": options.push, "built_whole": done.built_whole,
               "format": format, "compared": compared, "not_compared": why_not}  # fmt: skip
     document = result.finish(recipe_sha256=done.resolved.sha256, device="cpu", **fields)
-    return Exported(document, 0, done.kind, Path(output), done.built_whole, str(done.compared))
+    return Exported(document, 0, done.kind, output, done.built_whole, str(done.compared))

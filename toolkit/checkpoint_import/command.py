@@ -1,24 +1,23 @@
-"""`toolkit import-checkpoint`, and `import_checkpoint` of the Python API."""
+"""`toolkit import-checkpoint`, and `import_checkpoint` of the Python API. Declared without importing anything
+heavy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from toolkit.command_options import JSON, OVERRIDES, PathLike, RecipeLike
 from toolkit.errors import InputError
-from toolkit.launch.output import check_folder, claim_folder, release_folder
-from toolkit.optimizers import optimizer_kind
-from toolkit.optimizers.base import ADAM
-from toolkit.recipe.load import recipe_from
-from toolkit.recipe.resolve import Resolved
-from toolkit.recipe.schema import Recipe
 from toolkit.results import CommandResult, Result, write_json
-from toolkit.strategies import resolve
 
 if TYPE_CHECKING:
     from toolkit.checkpoint_import.match import Matched
+    from toolkit.recipe.resolve import Resolved
+    from toolkit.recipe.schema import Recipe
     from toolkit.strategies.engines.prepared import Prepared
     from toolkit.verification.checkpoints.contents import Checkpoint
 
@@ -35,12 +34,32 @@ class ImportedCheckpoint(CommandResult):
     """What the checkpoint's run and the recipe do not have in common, as far as the checkpoint says it."""
 
 
-def run_import(
-    checkpoint: str, recipe: str, overrides: Sequence[str], step: int | None, json_target: str | None
-) -> None:
+@dataclass(eq=False, repr=False)
+class ImportOptions:
+    """What is imported, for which recipe."""
+
+    checkpoint: Annotated[
+        PathLike, typer.Argument(metavar="CHECKPOINT", help="of DeepSpeed, FSDP, accelerate, the Trainer or torch")
+    ]
+    recipe: Annotated[RecipeLike, typer.Argument(metavar="RECIPE", help="what the run continues with")]
+    overrides: Annotated[Sequence[str], OVERRIDES] = ()
+    _: KW_ONLY
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="N", help="optimizer steps taken, where the checkpoint does not say")
+    ] = None
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class ImportRequest(ImportOptions):
+    """Continue from another tool's checkpoint. It is written into the recipe's run folder, for train --resume."""
+
+    json_target: Annotated[str | None, JSON] = None
+
+
+def run_import(request: ImportRequest) -> None:
     """Import, print and write. Raises InputError."""
-    made = import_checkpoint(checkpoint, recipe, overrides, step=step)
-    if json_target != "-":
+    made = import_checkpoint(request.checkpoint, request.recipe, request.overrides, step=request.step)
+    if request.json_target != "-":
         print(
             f"wrote {made.folder}: step {made.step}, {made.document['tensors']} tensors from {made.document['format']}"
         )
@@ -48,25 +67,21 @@ def run_import(
             print(f"differs  {difference}")
         for note in made.document["notes"]:
             print(f"note     {note}")
-        print(f"next: toolkit train {recipe} {' '.join([*overrides, '--resume'])}")
-    if json_target:
-        write_json(made.to_json(), json_target)
+        print(f"next: toolkit train {request.recipe} {' '.join([*request.overrides, '--resume'])}")
+    if request.json_target:
+        write_json(made.to_json(), request.json_target)
 
 
 def import_checkpoint(
     checkpoint: str | Path, recipe: str | Path | Recipe, overrides: Sequence[str] = (), *, step: int | None = None
 ) -> ImportedCheckpoint:
-    """Write another tool's checkpoint into the recipe's run folder, for `toolkit train --resume`.
-
-    ``checkpoint``: a folder or file of DeepSpeed, FSDP, accelerate, the Trainer or torch; of a run's several the
-    newest. ``step``: optimizer steps taken, where it does not say. Tensors are read and written one after another.
-
-    Raises InputError if it cannot be read, does not fit the recipe's model, or has no moments; RunFailed if the
-    checkpoint cannot be written, a full disk for example. Nothing is left then.
-    """
+    """``toolkit.import_checkpoint``, which says what is written. Tensors are read and written one after another."""
     from toolkit.checkpoint_import.match import match, other_frozen
     from toolkit.checkpoint_import.write import write
+    from toolkit.launch.output import check_folder, claim_folder, release_folder
     from toolkit.model.batch_norm import batch_norms, statistics
+    from toolkit.recipe.load import recipe_from, source_of
+    from toolkit.strategies import resolve
     from toolkit.training.export import alone
     from toolkit.training.session import prepare_model
     from toolkit.verification.checkpoints.find import places, read
@@ -74,7 +89,7 @@ def import_checkpoint(
     result = Result("import-checkpoint")
     found = read(places(str(checkpoint))[-1])
     asked = recipe_from(recipe, overrides)
-    source = "recipe" if isinstance(recipe, Recipe) else str(recipe)
+    source = source_of(recipe)
     device = asked.machine.device
     # The run may be for another machine than this one.
     resolved = resolve(asked, source, device="cuda" if device == "auto" else device)
@@ -129,6 +144,9 @@ def import_checkpoint(
 
 
 def _check_recipe(recipe: Recipe, source: str) -> None:
+    from toolkit.optimizers import optimizer_kind
+    from toolkit.optimizers.base import ADAM
+
     optimizer = recipe.optimizer
     kind = optimizer_kind(optimizer.name)
     if kind.packed or kind.splits or kind.tensors(optimizer, (2, 2), False) != ADAM:

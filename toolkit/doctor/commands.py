@@ -6,21 +6,16 @@ import json
 import sys
 import textwrap
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from toolkit.doctor.model import Condition
+from toolkit.doctor.model import CHECKS, Condition
+from toolkit.linting.commands import write
 from toolkit.terminal import coloured, paint, width
 
 _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 _MARKS = {"ok": "ok", "note": "note", "warning": "warn", "error": "FAIL"}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the toolkit's command line."""
-    app.command("doctor", help="Check packages and devices, and what will not work here.")(doctor_command)
 
 
 def doctor_command(
@@ -32,7 +27,6 @@ def doctor_command(
     ] = False,
 ) -> None:
     """Check this machine. Exit 0: no problems. 1: a problem was found."""
-    from toolkit.doctor.examine import examine
     from toolkit.linting.output.machine import envelope
 
     started = time.time()
@@ -47,10 +41,7 @@ def doctor_command(
     if json_file:
         conditions = [{"subject": c.subject, "status": c.status, "found": c.found, "advice": c.advice} for c in found]
         text = json.dumps(envelope("doctor", started) | {"conditions": conditions}, indent=2)
-        if json_file == "-":
-            typer.echo(text)
-        else:
-            Path(json_file).write_text(text + "\n", encoding="utf-8")
+        typer.echo(text) if json_file == "-" else write(json_file, text)
     if json_file != "-":
         typer.echo(
             f"{len(failed)} problem{'s' * (len(failed) != 1)} found"
@@ -58,6 +49,19 @@ def doctor_command(
             else "no problems found · next: toolkit init"
         )
     raise typer.Exit(1 if failed else 0)
+
+
+def examine() -> list[Condition]:
+    """Run every check, in order. One that fails is reported, and the others run."""
+    from toolkit.doctor import devices, machine, packages  # noqa: F401  # they register their checks
+
+    found: list[Condition] = []
+    for run in CHECKS:
+        try:
+            found.extend(run())
+        except Exception as error:
+            found.append(Condition(run.__name__, "warning", f"check failed: {error}"))
+    return found
 
 
 def _show(conditions: list[Condition]) -> None:

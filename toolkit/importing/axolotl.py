@@ -8,9 +8,8 @@ from toolkit.importing.adapters import lora
 from toolkit.importing.axolotl_data import data
 from toolkit.importing.axolotl_rules import RULES
 from toolkit.importing.beside_lora import early_stopping, given, initial, lora_plus, new_tokens, switch
-from toolkit.importing.draft import Draft
+from toolkit.importing.draft import Draft, model
 from toolkit.importing.kernels import carry_liger
-from toolkit.importing.model_part import model
 from toolkit.importing.precision import amp_of, precision
 from toolkit.importing.table import Table
 from toolkit.importing.training_arguments import TRAINING_DEFAULTS

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,18 +15,6 @@ if TYPE_CHECKING:
     from toolkit.importing.run import Imported
 
 FILES = "the tool's configuration or launch script, with an accelerate YAML or a DeepSpeed JSON beside it"
-
-
-class Format(StrEnum):
-    """Output format of the report."""
-
-    text = "text"
-    json = "json"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the toolkit's command line."""
-    app.command("import", help="Make a recipe of another tool's configuration.")(import_command)
 
 
 def import_command(
@@ -41,7 +28,7 @@ def import_command(
         str | None, typer.Option("--output", "-o", metavar="FILE", help="the recipe to write; default: print it")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="overwrite the recipe")] = False,
-    form: Annotated[Format, typer.Option("--format", help="output format of the report")] = Format.text,
+    form: Annotated[Literal["text", "json"], typer.Option("--format", help="output format of the report")] = "text",
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="write the result as JSON; - for standard output")
     ] = None,
@@ -61,7 +48,7 @@ def import_command(
         encoded = json.dumps(made.to_json(), indent=2, default=str)
         if json_file and json_file != "-":
             write(json_file, encoded)
-        if json_file == "-" or form is Format.json:
+        if json_file == "-" or form == "json":
             echo(encoded)
         else:
             _show(made, output)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from toolkit.importing import trainer_parts as trainer
 from toolkit.importing.adapters import lora
 from toolkit.importing.beside_lora import early_stopping, lora_plus, new_tokens, option, switch
-from toolkit.importing.draft import Draft
+from toolkit.importing.draft import Draft, model
 from toolkit.importing.kernels import carry_liger, trainer_kernels
 from toolkit.importing.llamafactory_data import data
-from toolkit.importing.model_part import model
 from toolkit.importing.precision import amp_of, checkpoint_dtype
 from toolkit.importing.table import Off, Table, nothing, off, parts
 from toolkit.importing.training_arguments import TRAINING_ARGUMENTS, TRAINING_DEFAULTS

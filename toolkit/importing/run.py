@@ -9,19 +9,38 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.command_line import OVERRIDE
-from toolkit.errors import InputError
+from toolkit.errors import InputError, Place
+from toolkit.importing.axolotl import AXOLOTL
 from toolkit.importing.draft import Draft
 from toolkit.importing.kernels import leave_out
 from toolkit.importing.launching import Launch
+from toolkit.importing.llamafactory import LLAMAFACTORY
 from toolkit.importing.outcome import Key
+from toolkit.importing.scripts import SCRIPTS
 from toolkit.importing.sources import EXPECTED, Subject, find
+from toolkit.importing.swift import SWIFT
 from toolkit.importing.table import Table, apply
-from toolkit.importing.tables import table_for
+from toolkit.importing.torchtune import TORCHTUNE
+from toolkit.importing.trl import TRL
 from toolkit.importing.write import nested, recipe_text
+from toolkit.linting.files.tools import BY_ID
 from toolkit.linting.output.machine import envelope
 from toolkit.recipe.load import apply_overrides, recipe_sha256, validate
 from toolkit.recipe.positions import Document, parse
 from toolkit.recipe.schema import Recipe
+
+TABLES = {table.id: table for table in (AXOLOTL, LLAMAFACTORY, SWIFT, TORCHTUNE, TRL, SCRIPTS)}
+"""The tools whose files can be imported, by the names that the readers of `toolkit lint` give them."""
+
+
+def table_for(tool: str, path: str) -> Table:
+    """The table of a tool; raises InputError for a tool that is recognised and not imported."""
+    found = TABLES.get(tool)
+    if found is None:
+        known = ", ".join(table.name for table in TABLES.values())
+        name = BY_ID[tool].name if tool in BY_ID else tool
+        raise InputError.at(Place(path), None, f"a file of {name}, which cannot be imported; can be: {known}")
+    return found
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from toolkit.importing import trainer_parts as trainer
-from toolkit.importing.draft import Draft
+from toolkit.importing.draft import Draft, model
 from toolkit.importing.kernels import trainer_kernels
-from toolkit.importing.model_part import model
 from toolkit.importing.precision import amp_of, precision
 from toolkit.importing.table import Table, nothing, off, parts
 from toolkit.importing.training_arguments import TRAINING_ARGUMENTS, TRAINING_DEFAULTS

@@ -8,9 +8,8 @@ from toolkit.importing import trainer_parts as trainer
 from toolkit.importing.adapters import lora
 from toolkit.importing.beside_lora import given, initial, new_tokens, switch
 from toolkit.importing.data_files import longest_text, source
-from toolkit.importing.draft import Draft
+from toolkit.importing.draft import Draft, model
 from toolkit.importing.kernels import trainer_kernels
-from toolkit.importing.model_part import model
 from toolkit.importing.precision import amp_of, checkpoint_dtype, precision
 from toolkit.importing.swift_rules import RULES
 from toolkit.importing.table import Table

@@ -8,9 +8,8 @@ from toolkit.importing import trainer_parts as trainer
 from toolkit.importing.adapters import lora
 from toolkit.importing.beside_lora import given, switch
 from toolkit.importing.data_files import columns_format, first_row, source
-from toolkit.importing.draft import Draft
+from toolkit.importing.draft import Draft, model
 from toolkit.importing.kernels import trainer_kernels
-from toolkit.importing.model_part import model
 from toolkit.importing.precision import amp_of, precision
 from toolkit.importing.table import Off, Table, nothing, off, parts
 from toolkit.importing.training_arguments import TRAINING_ARGUMENTS, TRAINING_DEFAULTS

@@ -1,43 +1,52 @@
-"""`toolkit data`: from the command line to the screen, the page, the JSON and the exit status."""
+"""`toolkit data`: from the command line to the screen, the page, the JSON and the exit status. Declared without
+importing anything heavy."""
 
 from __future__ import annotations
 
 import os
 import sys
 import warnings
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from toolkit.data.fields import needed_fields
-from toolkit.data.files import local_files
-from toolkit.data.sources import check_local, named_sources
+import typer
+
+from toolkit.command_options import JSON, OVERRIDES, RECIPE, RecipeLike
 from toolkit.disk import write_text
 from toolkit.errors import InputError
-from toolkit.recipe.load import recipe_from, source_of
-from toolkit.recipe.needs import missing_tokenizer, why_no_tokenizer
-from toolkit.recipe.preflight import check_known
-from toolkit.recipe.schema import Recipe
 from toolkit.results import Result, write_json
-from toolkit.strategies import resolve
 
 if TYPE_CHECKING:
     from toolkit.inspection.measure import Inspected
 
 
-@dataclass(frozen=True)
-class Request:
-    """The command line."""
+@dataclass(eq=False, repr=False)
+class DataOptions:
+    """What is read and shown of the data."""
 
-    recipe: str | Recipe
-    overrides: tuple[str, ...] = ()
-    samples: int = 3
-    only: str | None = None
-    evaluation: bool = False
-    rows: int | None = None
-    full: bool = False
-    tokens: bool = False
-    page: str | None = None
-    json_target: str | None = None
+    recipe: Annotated[RecipeLike, RECIPE]
+    overrides: Annotated[Sequence[str], OVERRIDES] = ()
+    _: KW_ONLY
+    samples: Annotated[int, typer.Option("--samples", metavar="N", help="show the first N samples (or rows)")] = 3
+    only: Annotated[
+        Literal["cut", "unsupervised", "duplicate"] | None,
+        typer.Option("--only", metavar="KIND", parser=str, help="show only these: cut, unsupervised or duplicate"),
+    ] = None
+    evaluation: Annotated[bool, typer.Option("--eval", help="data.eval instead of data.train")] = False
+    rows: Annotated[
+        int | None, typer.Option("--rows", metavar="N", help="read only the first N rows of each source")
+    ] = None
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Request(DataOptions):
+    """Show the samples as the model sees them. Also lengths, duplicates, and what padding costs."""
+
+    full: Annotated[bool, typer.Option("--full", help="show long samples from end to end")] = False
+    tokens: Annotated[bool, typer.Option("--tokens", help="show where each token ends")] = False
+    page: Annotated[str | None, typer.Option("--html", metavar="FILE", help="write a page")] = None
+    json_target: Annotated[str | None, JSON] = None
 
 
 def data_command(request: Request) -> int:
@@ -52,6 +61,7 @@ def data_command(request: Request) -> int:
         write_json(found.to_json(), request.json_target)
     if request.json_target != "-":
         from toolkit.inspection.screen import show
+        from toolkit.recipe.load import source_of
 
         show(found, source_of(request.recipe), full=request.full, tokens=request.tokens)
     if found.refused:
@@ -60,8 +70,16 @@ def data_command(request: Request) -> int:
     return found.exit_code
 
 
-def inspect(request: Request) -> Inspected:
+def inspect(request: DataOptions) -> Inspected:
     """Read the data and measure it. Raises InputError."""
+    from toolkit.data.fields import needed_fields
+    from toolkit.data.files import local_files
+    from toolkit.data.sources import check_local, named_sources
+    from toolkit.recipe.load import recipe_from, source_of
+    from toolkit.recipe.needs import missing_tokenizer, why_no_tokenizer
+    from toolkit.recipe.preflight import check_known
+    from toolkit.strategies import resolve
+
     result = Result("data")
     warnings.filterwarnings("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,3 +75,23 @@ def nonretryable_exit_code() -> int | None:
         return None
     failure = first_failure(Path(folder))
     return failure.exit_code if failure and not failure.retryable else None
+
+
+CRASHES = frozenset({signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV})
+"""Signals of which Python's faulthandler writes where in Python the process was."""
+
+
+def last_words(log: Path) -> str:
+    """What a process that crashed in native code has left in its log, since it can report nothing itself; as the end of
+    a message: what it said last (the C library, of a broken heap), and where in Python it was. Empty where faulthandler
+    has written nothing."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    before, fatal, after = text.rpartition("Fatal Python error: ")
+    if not fatal:
+        return ""
+    said = next((line for line in reversed(before.splitlines()) if line.strip()), "")
+    if said[:1].isspace() or "Warning: " in said:  # a warning of Python's, the code that gave it below it
+        said = ""
+    stack = after.rpartition("Current thread")[2]  # other threads may come first
+    frame = next((line.strip() for line in stack.splitlines() if line.lstrip().startswith("File ")), "no Python code")
+    return f" ({said + '; ' if said else ''}in {frame})"

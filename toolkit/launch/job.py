@@ -11,16 +11,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolkit.data.preflight import check_data
 from toolkit.errors import InputError, OutOfMemory, RunFailed, Stopped, ToolkitError
 from toolkit.launch.advice import memory_advice
 from toolkit.launch.attend import Asked, wait
-from toolkit.launch.crash import CRASHES, last_words
-from toolkit.launch.failure import FOLDER_VARIABLE, SCREEN_VARIABLE, first_failure
+from toolkit.launch.failure import CRASHES, FOLDER_VARIABLE, SCREEN_VARIABLE, first_failure, last_words
 from toolkit.launch.files import launch_files, write_files
 from toolkit.launch.host_memory import HostMemory
 from toolkit.launch.identity import check_newest
@@ -41,30 +41,20 @@ from toolkit.recipe.varlenable import VARLEN, why_no_varlen_device
 from toolkit.strategies import resolve, strategy_of
 from toolkit.terminal import working
 
+if TYPE_CHECKING:
+    from toolkit.launch.command import TrainOptions
 
-def train(
-    recipe: str | Recipe,
-    overrides: Sequence[str],
-    *,
-    resume: bool,
-    extend: bool = False,
-    changed_data: bool = False,
-    max_restarts: int = 0,
-    dry_run: bool = False,
-) -> dict[str, Any]:
-    """Train a recipe, given as a file or an object, on this machine; returns the run's result.
 
-    ``extend``: resume with another run length even if that changes the learning rates. ``changed_data``: with other
-    rows. ``max_restarts``: how often the job restarts from its latest checkpoint when a rank dies or hangs.
-    ``dry_run``: everything up to one forward and backward of the longest micro-batch on every rank; nothing is left.
+def train(options: TrainOptions) -> dict[str, Any]:
+    """Train a recipe on this machine; returns the run's result.
 
     Raises InputError if the recipe cannot run here, RunFailed if the run fails, Stopped after a signal.
     """
-    if (extend or changed_data) and not resume:
-        raise InputError(f"{'--extend' if extend else '--changed-data'}: requires --resume")
-    if dry_run and resume:
+    if (options.extend or options.changed_data) and not options.resume:
+        raise InputError(f"{'--extend' if options.extend else '--changed-data'}: requires --resume")
+    if options.dry_run and options.resume:
         raise InputError("--dry-run: starts from the model, not from a checkpoint; leave --resume out")
-    resolved = resolve(recipe_from(recipe, overrides), source_of(recipe))
+    resolved = resolve(recipe_from(options.recipe, options.overrides), source_of(options.recipe))
     check_machine(resolved)
     check_known(resolved)
     if (reason := missing_tokenizer(resolved.recipe)) is not None:
@@ -72,22 +62,19 @@ def train(
     if resolved.facts.refused:
         raise InputError(f"{resolved.source}: model.path: {resolved.facts.why_unknown}")
     check_data(resolved.recipe)
-    if resume:
+    if options.resume:
         check_newest(Path(resolved.recipe.run.output_dir), resolved.recipe, resolved.source)
-    if dry_run:
-        return _dry_run(recipe, overrides, resolved)
-    return _train(recipe, overrides, resolved, resume=resume, extend=extend, changed_data=changed_data,
-                  max_restarts=max_restarts)  # fmt: skip
+    return _dry_run(options, resolved) if options.dry_run else _train(options, resolved)
 
 
-def _dry_run(recipe: str | Recipe, overrides: Sequence[str], resolved: Resolved) -> dict[str, Any]:
+def _dry_run(options: TrainOptions, resolved: Resolved) -> dict[str, Any]:
     """The job in a folder of its own, which stays only where the logs of a failure are in it."""
     check_folder(resolved, resume=False)
     folder = Path(tempfile.mkdtemp(prefix="toolkit-dry-run-"))
-    elsewhere = [*overrides, f"run.output_dir={folder}", "run.trackers=[]"]
-    aside = resolve(recipe_from(recipe, elsewhere), source_of(recipe))
+    elsewhere = [*options.overrides, f"run.output_dir={folder}", "run.trackers=[]"]
+    aside = resolve(recipe_from(options.recipe, elsewhere), source_of(options.recipe))
     try:
-        found = _train(recipe, elsewhere, aside, dry_run=True)
+        found = _train(replace(options, overrides=elsewhere, max_restarts=0), aside)
     except RunFailed:
         raise
     except BaseException:
@@ -97,22 +84,13 @@ def _dry_run(recipe: str | Recipe, overrides: Sequence[str], resolved: Resolved)
     return found | {"recipe_sha256": resolved.sha256}
 
 
-def _train(
-    recipe: str | Recipe,
-    overrides: Sequence[str],
-    resolved: Resolved,
-    *,
-    resume: bool = False,
-    extend: bool = False,
-    changed_data: bool = False,
-    max_restarts: int = 0,
-    dry_run: bool = False,
-) -> dict[str, Any]:
+def _train(options: TrainOptions, resolved: Resolved) -> dict[str, Any]:
     """Claim the folder, write the files, launch, and read the result."""
-    undo = claim_folder(resolved, resume=resume)
+    recipe, overrides = options.recipe, options.overrides
+    undo = claim_folder(resolved, resume=options.resume)
     folder = Path(resolved.recipe.run.output_dir)
     launch_folder = folder.absolute() / "launch"
-    recipe_file = recipe if isinstance(recipe, str) else str(launch_folder / "recipe.yaml")
+    recipe_file = str(launch_folder / "recipe.yaml" if isinstance(recipe, Recipe) else recipe)
     files = launch_files(resolved, launch_folder, recipe_file, overrides, stay=True)
     if isinstance(recipe, Recipe):
         files["recipe.yaml"] = recipe_yaml(recipe)
@@ -121,16 +99,16 @@ def _train(
     arguments = [
         recipe_file,
         *overrides,
-        *(["--resume"] if resume else []),
-        *(["--extend"] if extend else []),
-        *(["--changed-data"] if changed_data else []),
-        *(["--dry-run"] if dry_run else []),
+        *(["--resume"] if options.resume else []),
+        *(["--extend"] if options.extend else []),
+        *(["--changed-data"] if options.changed_data else []),
+        *(["--dry-run"] if options.dry_run else []),
     ]
     processes = resolved.recipe.machine.processes
     # accelerate starts a single process itself, without torchrun.
     elastic = processes > 1 or strategy_of(resolved).distributed_type in ("DEEPSPEED", "FSDP")
     try:
-        _launch(launch_folder / "accelerate.yaml", arguments, folder, processes, max_restarts, elastic)
+        _launch(launch_folder / "accelerate.yaml", arguments, folder, processes, options.max_restarts, elastic)
     except OutOfMemory as error:
         raise RunFailed(f"{error}\n{memory_advice(recipe_file, overrides, error)}") from None
     except InputError:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -20,38 +19,12 @@ FILES = (
 )
 
 
-class Format(StrEnum):
-    """Output format of findings."""
-
-    text = "text"
-    short = "short"
-    json = "json"
-    sarif = "sarif"
-    github = "github"
-
-
-class Reader(StrEnum):
-    """The program that reads the files."""
-
-    trainer = "trainer"
-    accelerator = "accelerator"
-    deepspeed = "deepspeed"
-
-
-class Kind(StrEnum):
-    """A file that `toolkit schema` describes."""
-
-    recipe = "recipe"
-    accelerate = "accelerate"
-    deepspeed = "deepspeed"
-    arguments = "arguments"
-    adapter = "adapter"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the toolkit's command line."""
-    app.command("lint", help="Find contradictions and traps in configuration files.")(lint_command)
-    app.command("explain", help="Explain a finding, or show which layer sets a key.")(explain_command)
+Format = Literal["text", "short", "json", "sarif", "github"]
+"""Output format of findings."""
+Reader = Literal["trainer", "accelerator", "deepspeed"]
+"""The program that reads the files."""
+Kind = Literal["recipe", "accelerate", "deepspeed", "arguments", "adapter"]
+"""A file that `toolkit schema` describes."""
 
 
 def stop(error: ToolkitError) -> NoReturn:
@@ -86,7 +59,7 @@ def lint_command(
     diff: Annotated[bool, typer.Option("--diff", help="show safe fixes without applying them")] = False,
     select: Annotated[list[str] | None, typer.Option(help="only these codes or code prefixes")] = None,
     ignore: Annotated[list[str] | None, typer.Option(help="skip these codes or code prefixes")] = None,
-    output: Annotated[Format, typer.Option("--format", help="output format of the findings")] = Format.text,
+    output: Annotated[Format, typer.Option("--format", help="output format of the findings")] = "text",
     json_file: Annotated[
         str | None, typer.Option("--json", help="write the result as JSON; - for standard output")
     ] = None,
@@ -101,12 +74,11 @@ def lint_command(
         if not files and not command:
             raise InputError(f"no files to check; expected {FILES}; or --command 'accelerate launch ...'")
         loaded = load(list(files or ()), command)
-        who: Any = reader.value if reader else None
         chosen, dropped = split_codes(select), split_codes(ignore)
         if fix or diff:
-            report = _fix(loaded, who, chosen, dropped, write=fix and not diff)
+            report = _fix(loaded, reader, chosen, dropped, write=fix and not diff)
         else:
-            report = engine.check(loaded, reader=who, select=chosen, ignore=dropped)
+            report = engine.check(loaded, reader=reader, select=chosen, ignore=dropped)
         _print(report, output, json_file, started)
     except ToolkitError as error:
         stop(error)
@@ -132,17 +104,17 @@ def _fix(loaded: Any, reader: Any, select: tuple[str, ...], ignore: tuple[str, .
 def _print(report: Any, output: Format, json_file: str | None, started: float) -> None:
     from toolkit.linting.output import machine, text
 
-    result = json.dumps(machine.as_json(report, started), indent=2) if json_file or output is Format.json else ""
+    result = json.dumps(machine.as_json(report, started), indent=2) if json_file or output == "json" else ""
     if json_file and json_file != "-":
         write(json_file, result)
-    if json_file == "-" or output is Format.json:
+    if json_file == "-" or output == "json":
         echo(result)
-    elif output is Format.sarif:
+    elif output == "sarif":
         echo(json.dumps(machine.as_sarif(report), indent=2))
-    elif output is Format.github:
+    elif output == "github":
         echo(machine.as_github(report)) if report.findings else None
     else:
-        echo(text.show(report, quiet=output is Format.short, columns=_columns(), colour=coloured(sys.stdout)))
+        echo(text.show(report, quiet=output == "short", columns=_columns(), colour=coloured(sys.stdout)))
 
 
 def write(path: str, text: str) -> None:

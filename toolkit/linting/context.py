@@ -10,9 +10,9 @@ from toolkit.errors import Place
 from toolkit.linting import keys
 from toolkit.linting.files.leads import SAME_DEFAULTS, arguments_of
 from toolkit.linting.files.load import empty
+from toolkit.linting.files.tools import BY_ID
 from toolkit.linting.files.tree import Entry, Source
 from toolkit.linting.model import Diagnostic, Reader, Setting
-from toolkit.linting.readers import infer_reader
 
 TRL_CONFIGS = ("dpo", "grpo", "kto", "reward", "rloo", "sft")
 _KINDS = ("accelerate", "deepspeed", "args", "peft", "launch", "tool", "distributed")
@@ -288,3 +288,18 @@ def whole(value: Any) -> bool:
 def same(one: Any, other: Any) -> bool:
     """Equal values, where 1 equals 1.0 and no number equals a boolean."""
     return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+def infer_reader(kinds: set[str], tool: Source, launch: Source) -> Reader | None:
+    """The Trainer, where there are training arguments or a tool that starts it; DeepSpeed, where its script says so."""
+    if "tool" in kinds:
+        if tool.tool and BY_ID[tool.tool].trainer:
+            return "trainer"
+        # `--deepspeed FILE` is an argument of the Trainer; deepspeed.add_config_arguments has a bare `--deepspeed`.
+        if isinstance(tool.get("deepspeed"), str) or "deepspeed" in tool.unknown:
+            return "trainer"
+        has_config = tool.has("deepspeed_config") or "deepspeed_config" in tool.unknown
+        return "deepspeed" if has_config and not tool.tool else None
+    if "args" in kinds:
+        return "trainer"
+    return "deepspeed" if launch.launcher == "deepspeed" else None

@@ -21,8 +21,7 @@ def check_files(files: list[str], reader: Any, select: tuple[str, ...], ignore: 
     Raises InputError, with every problem at once, where a file that belongs to one of the tools cannot be read.
     """
     from toolkit.linting.engine import Report, check
-    from toolkit.linting.files.load import load, read_sources
-    from toolkit.linting.files.unrelated import UnrelatedFile
+    from toolkit.linting.files.load import UnrelatedFile, load, read_sources
     from toolkit.linting.output.text import show
 
     merged = Report([], [])
@@ -52,9 +51,7 @@ def hook(
 ) -> None:
     """Check each file separately. Exit 0: clean (notes allowed). 1: findings. 2: a file cannot be used."""
     try:
-        text, failed = check_files(
-            files or [], reader.value if reader else None, split_codes(select), split_codes(ignore)
-        )
+        text, failed = check_files(files or [], reader, split_codes(select), split_codes(ignore))
     except ToolkitError as error:
         stop(error)
     echo(text)

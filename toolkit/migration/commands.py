@@ -12,11 +12,6 @@ from toolkit.errors import ToolkitError
 from toolkit.linting.commands import FILES, echo, stop, write
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the toolkit's command line."""
-    app.command("migrate", help="Convert launch files to another strategy.")(migrate_command)
-
-
 def migrate_command(
     files: Annotated[list[str], typer.Argument(help=FILES, show_default=False)],
     to: Annotated[str, typer.Option("--to", help="zero1, zero2, zero3 or fsdp2")],

@@ -1,11 +1,12 @@
-"""Weights that have a dtype and a place where tensors are made now, and no values."""
+"""Weights that have a dtype and a place where tensors are made now, and no values; and a forward without them, in which
+what depends on no weight is computed all the same."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from torch import nn
 
 from toolkit.model.nf4 import Nf4Linear
 from toolkit.recipe.resolve import Precision
-from toolkit.upstream.torch import fake_mode
+from toolkit.trees import leaves
+from toolkit.upstream.torch import DispatchMode, fake_mode, is_fake, modes_off
 
 
 @contextlib.contextmanager
@@ -64,3 +66,33 @@ def empty_weights(model: nn.Module, precision: Precision, autocast: bool) -> Ite
             setattr(module, name, tensor)
         for layer, statistics in unpacking:
             layer.statistics = statistics
+
+
+class Values(DispatchMode):
+    """Inside torch's fake mode: operations on tensors with values are computed, those that meet one without are not.
+
+    How many patches a model makes, where their features go among the tokens, and how a mask is shaped depend on values:
+    of grids, ids and masks. So such a forward computes whatever no weight, activation or pixel went into, and has
+    shapes alone for the rest."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(is_fake(item) for item in leaves((args, kwargs))):
+            if func in _INDEXED:
+                args = (args[0], _numbers(args[1]), *args[2:])
+            return func(*args, **kwargs)
+        with modes_off():
+            return func(*args, **kwargs)
+
+
+_INDEXED = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default)
+
+
+def _numbers(indices: Sequence[Any]) -> list[Any]:
+    """Masks that have values as the numbers of their places: how many these are is a shape, which a mask hides."""
+    found: list[Any] = []
+    for index in indices:
+        mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool and not is_fake(index)
+        with modes_off():
+            found += index.nonzero().unbind(1) if mask else [index]
+    return found

@@ -17,8 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from toolkit.errors import InputError
-from toolkit.model.chunk_size import CHUNK_BYTES
-from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
+from toolkit.model.loss_terms import CHUNK_BYTES, CROSS_ENTROPY, LossTerms
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks.labels import IGNORED
 

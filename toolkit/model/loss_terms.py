@@ -1,4 +1,5 @@
-"""Terms of the loss beside the cross-entropy with the labels: label smoothing and z-loss."""
+"""Terms of the loss beside the cross-entropy with the labels: label smoothing and z-loss; and how many tokens' logits
+the fused loss computes at once. Imports no torch: a plan asks too."""
 
 from __future__ import annotations
 
@@ -25,3 +26,13 @@ class LossTerms:
 
 
 CROSS_ENTROPY = LossTerms()
+
+
+CHUNK_BYTES = {"cuda": 256 * 2**20, "cpu": 16 * 2**20}
+"""Bytes of a chunk's float32 logits. A GPU reads the whole head for every chunk, so chunks have to be large enough for
+the products to outweigh that (at 128k tokens of vocabulary, 500 rows); a CPU is better off near its caches."""
+
+
+def chunk_rows(device: str, vocabulary: int) -> int:
+    """Tokens of one chunk on ``device`` («cuda» or «cpu»)."""
+    return max(1, CHUNK_BYTES[device] // (4 * vocabulary))

@@ -19,8 +19,7 @@ from torch import nn
 from torch.autograd.function import BackwardCFunction
 
 from toolkit.errors import InputError, first_line
-from toolkit.model.empty import empty_weights, shapes_alone
-from toolkit.model.known_values import Values
+from toolkit.model.empty import Values, empty_weights, shapes_alone
 from toolkit.model.sources import stand_in
 from toolkit.recipe.resolve import PRECISIONS, Resolved
 from toolkit.tasks import task_of

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from toolkit.optim.each import EachParameter
-from toolkit.optim.whole import part_of, whole
+from toolkit.optim.each import EachParameter, part_of, whole
 from toolkit.recipe.schema import Optimizer
 
 

@@ -8,8 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from toolkit.errors import InputError
-from toolkit.optim.each import EachParameter
-from toolkit.optim.whole import part_of, whole
+from toolkit.optim.each import EachParameter, part_of, whole
 from toolkit.recipe.schema import Optimizer
 
 

@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,9 @@ from toolkit.disk import write_text
 from toolkit.errors import InputError
 from toolkit.planning.allocator import context, nccl, workspaces
 from toolkit.planning.hardware import Device, device_named, devices
-from toolkit.planning.sizes import check_sizes
-from toolkit.planning.starting import Start, starting
+from toolkit.planning.options import PlanOptions, Request
+from toolkit.planning.starting import Start, check_sizes, starting
 from toolkit.planning.unneeded import without
-from toolkit.recipe.load import source_of
 from toolkit.recipe.preflight import check_known
 from toolkit.recipe.quantisable import no_quantiser
 from toolkit.recipe.resolve import Resolved
@@ -42,64 +41,12 @@ QUESTIONS = ("length", "micro", "gpus", "gpu", "model")
 """What ``--fit`` answers; see toolkit/planning/questions.py."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """The command line. ``recipe``: a recipe's file or object, or a model's config or folder; None: ``script`` says
-    it."""
-
-    recipe: str | Recipe | None
-    overrides: tuple[str, ...] = ()
-    gpu: str | None = None
-    memory: float | None = None
-    gpus: int | None = None
-    nodes: int | None = None
-    gpu_table: str | None = None
-    link: float | None = None
-    lora: int | None = None
-    length: int | None = None
-    micro: int | None = None
-    headroom: float | None = None
-    every: bool = False
-    scale: bool = False
-    calibrate: bool = False
-    output: str | None = None
-    json_target: str | None = None
-    page: str | None = None
-    loop: str | None = None
-    """Of ``--loop``; None: the script's, or the toolkit's own."""
-    fit: tuple[str, ...] = ()
-    explain: bool = False
-    price: tuple[str, ...] = ()
-    images: int | None = None
-    image_size: str | None = None
-    """Width and height in pixels, «1024x768»."""
-    disk: float | None = None
-    """GB/s of a node's disk."""
-    cache: bool = True
-    """Whether traces are taken from disk and kept there (toolkit/planning/cache.py)."""
-    qlora: int | None = None
-    """Rank of an adapter on 4-bit weights, as ``lora`` for a model without a recipe."""
-    full: bool = False
-    """All weights train: what a plan of a model without a recipe says anyway."""
-    tokens: int | None = None
-    """Of the training data, in one epoch."""
-    epochs: int | None = None
-    loop_set: tuple[str, ...] = ()
-    """Habits of the loop, ``key=value``: toolkit/planning/loops/named.py."""
-    script: str | None = None
-    """A training script, whose settings stand in for a recipe (toolkit/planning/scripted.py)."""
-
-    @property
-    def source(self) -> str:
-        """The name of what is planned, in messages."""
-        return self.script or source_of(self.recipe or "recipe")
-
-
 def plan_command(request: Request) -> int:
     """Plan and print; returns the exit status. 0: the recipe fits. 1: it does not. Raises InputError if the input
     cannot be used."""
     from toolkit.planning.screen import show
 
+    request = _without_recipe(request)
     with working("tracing the model"):
         found = make_plan(request)
     if request.page:
@@ -116,6 +63,14 @@ def plan_command(request: Request) -> int:
             print(f"note: {note}")
         show(found.search, found.candidates, found.chosen, found.change, request, found.scaled, found.answers)
     return found.exit_code
+
+
+def _without_recipe(request: Request) -> Request:
+    """The first word is an override where ``--script`` stands in for a recipe."""
+    word = request.recipe
+    if request.script is None or not isinstance(word, str) or "=" not in word or Path(word).exists():
+        return request
+    return replace(request, recipe=None, overrides=(word, *request.overrides))
 
 
 @dataclass(frozen=True)
@@ -140,7 +95,7 @@ class Planned(CommandResult):
         return self.candidates[0].fits
 
 
-def make_plan(request: Request) -> Planned:
+def make_plan(request: PlanOptions) -> Planned:
     """Predict memory and time; writes the chosen recipe where ``request.output`` says so. Raises InputError."""
     warnings.filterwarnings("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -169,7 +124,7 @@ def _nothing_collected() -> Iterator[Callable[[], None]]:
             gc.enable()
 
 
-def _plan(request: Request, kept: Callable[[], None]) -> Planned:
+def _plan(request: PlanOptions, kept: Callable[[], None]) -> Planned:
     result = Result("plan")
     _check(request)
     start = starting(request)
@@ -250,7 +205,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
     return Planned(document, code, search, candidates, chosen, change, scaled, answered, tuple(notes))
 
 
-def _check(request: Request) -> None:
+def _check(request: PlanOptions) -> None:
     for name, value in (
         ("--gpus", request.gpus),
         ("--nodes", request.nodes),
@@ -277,7 +232,7 @@ def _check(request: Request) -> None:
         raise InputError(f"--gpus x --nodes: {request.gpus} x {request.nodes}: at most 1024 devices")
 
 
-def _device(request: Request, recipe: Recipe) -> Device:
+def _device(request: PlanOptions, recipe: Recipe) -> Device:
     if _on_cpu(request):
         return _host(recipe.machine.processes, request.memory)
     if request.gpu is not None or request.memory is not None:
@@ -292,7 +247,7 @@ def _device(request: Request, recipe: Recipe) -> Device:
     )
 
 
-def _on_cpu(request: Request) -> bool:
+def _on_cpu(request: PlanOptions) -> bool:
     return request.gpu is not None and request.gpu.lower() == "cpu"
 
 
@@ -303,7 +258,7 @@ def _host(processes: int, memory: float | None) -> Device:
     return Device("cpu", gib / processes, 0, 0, 0, 0, f"{whose} divided by its processes")
 
 
-def _write_recipe(resolved: Resolved, target: str, hub: str | None) -> None:
+def _write_recipe(resolved: Resolved, target: str | Path, hub: str | None) -> None:
     """``hub``: the hub id of the model, where the plan took its published sizes."""
     values = resolved.recipe.model_dump(mode="json", exclude_defaults=True)
     if hub is not None:
@@ -323,7 +278,7 @@ def _pixels(text: str | None) -> tuple[int, int] | None:
     return int(height), int(width)
 
 
-def _loop_of(request: Request, start: Start) -> str:
+def _loop_of(request: PlanOptions, start: Start) -> str:
     """The loop and its habits, those of a script where the command line says nothing else."""
     script = start.script
     habits = list(request.loop_set)

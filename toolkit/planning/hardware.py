@@ -57,7 +57,7 @@ def _table() -> dict[str, Device]:
     }
 
 
-def devices(extra: str | None = None) -> dict[str, Device]:
+def devices(extra: str | Path | None = None) -> dict[str, Device]:
     """The table by name, with the rows of a user's YAML file (name: {memory, bf16, bandwidth, link, pcie}, and fp16,
     fp32 where they are others) over it.
 
@@ -73,7 +73,7 @@ def devices(extra: str | None = None) -> dict[str, Device]:
     if not isinstance(rows, dict):
         raise InputError(f"{extra}: a mapping of names to {{memory, bf16, bandwidth, link, pcie}} is expected")
     for name, row in rows.items():
-        table[str(name).lower()] = _row(extra, str(name).lower(), row)
+        table[str(name).lower()] = _row(str(extra), str(name).lower(), row)
     return table
 
 
@@ -92,7 +92,7 @@ def _positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def device_named(name: str | None, memory: float | None, extra: str | None = None) -> Device:
+def device_named(name: str | None, memory: float | None, extra: str | Path | None = None) -> Device:
     """The named device, or one with this memory (GiB) and unknown rates. Raises InputError, with the closest name, for
     a name that is not in the table."""
     table = devices(extra)

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from toolkit.model import head_loss
-from toolkit.model.chunk_size import CHUNK_BYTES
-from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
+from toolkit.model.loss_terms import CHUNK_BYTES, CROSS_ENTROPY, LossTerms
 from toolkit.recipe.resolve import Resolved
 
 

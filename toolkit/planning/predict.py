@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from toolkit.data.spread import takes_one_row
-from toolkit.model.chunk_size import chunk_rows
+from toolkit.model.loss_terms import chunk_rows
 from toolkit.planning import cache, reuse
 from toolkit.planning.contents import Contents
 from toolkit.planning.images import Images

@@ -16,7 +16,7 @@ from toolkit.terminal import coloured, fitted, paint, timed, width
 
 if TYPE_CHECKING:
     from toolkit.planning.answers import Answers
-    from toolkit.planning.command import Request
+    from toolkit.planning.options import PlanOptions
 
 _BAR, _SHORT_BAR = 24, 10
 """Columns of a bar; the second where the terminal has fewer than 110."""
@@ -30,7 +30,7 @@ def show(
     candidates: list[Candidate],
     chosen: Candidate | None,
     change: str | None,
-    request: Request,
+    request: PlanOptions,
     scaled: list[dict[str, Any]] | None,
     answers: Answers | None = None,
 ) -> None:
@@ -45,7 +45,7 @@ def screen(
     candidates: list[Candidate],
     chosen: Candidate | None,
     change: str | None,
-    request: Request,
+    request: PlanOptions,
     scaled: list[dict[str, Any]] | None,
     answers: Answers | None = None,
     *,
@@ -114,7 +114,7 @@ def screen(
     if chosen is not None:
         done = f"wrote {request.output} · " if request.output else ""
         file = request.source
-        follow = request.output or (file if file.endswith((".yaml", ".yml")) else "-o recipe.yaml")
+        follow = str(request.output or (file if file.endswith((".yaml", ".yml")) else "-o recipe.yaml"))
         told.append(f"{done}next: toolkit verify {follow}" if follow != "-o recipe.yaml" else
                     "next: add -o recipe.yaml, then toolkit verify recipe.yaml")  # fmt: skip
     return lines + [part for line in told for part in fitted(line, columns)]

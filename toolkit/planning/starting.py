@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,13 @@ from toolkit.planning.hardware import devices
 from toolkit.recipe.load import apply_overrides, recipe_from, validate
 from toolkit.recipe.model_facts import looks_local, model_facts
 from toolkit.recipe.positions import Document, parse, read
+from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Model, Recipe
 from toolkit.recipe.shapes import shape_of
 from toolkit.strategies import simplest, strategy_named
 
 if TYPE_CHECKING:
-    from toolkit.planning.command import Request
+    from toolkit.planning.options import PlanOptions
     from toolkit.planning.scripted import Scripted
 
 
@@ -37,7 +38,7 @@ class Start:
     script: Scripted | None = None
 
 
-def starting(request: Request) -> Start:
+def starting(request: PlanOptions) -> Start:
     """The recipe of the request, or one made around its model. Raises InputError."""
     machine = {"machine.processes": request.gpus, "machine.nodes": request.nodes}
     flags = machine | {
@@ -52,10 +53,10 @@ def starting(request: Request) -> Start:
     if len(asked) > 1:
         raise InputError(f"{' and '.join(asked)}: one of them; each says what is trained")
     if request.script is not None:
-        return _of_script(request.script, request, overrides, asked)
+        return _of_script(str(request.script), request, overrides, asked)
     if request.recipe is None:
         raise InputError("name a recipe or a model, or a training script: --script train.py")
-    if isinstance(request.recipe, Recipe) or request.recipe.endswith((".yaml", ".yml")):
+    if isinstance(request.recipe, Recipe) or str(request.recipe).endswith((".yaml", ".yml")):
         if asked:
             instead = {
                 "--lora": "adapter.r=16",
@@ -66,11 +67,11 @@ def starting(request: Request) -> Start:
         overrides, notes = _one_length(overrides, _run_section(request.recipe))
         start = Start(recipe_from(request.recipe, overrides), notes)
     else:
-        start = _around_model(request.recipe, request, overrides)
+        start = _around_model(str(request.recipe), request, overrides)
     return _over_devices(start, request)
 
 
-def _run_section(recipe: str | Recipe) -> Any:
+def _run_section(recipe: str | Path | Recipe) -> Any:
     if isinstance(recipe, Recipe):
         return recipe.run.model_dump(exclude_unset=True)
     value = read(recipe).value
@@ -88,7 +89,7 @@ def _one_length(overrides: Sequence[str], run: Any) -> tuple[list[str], tuple[st
     return [*overrides], ()
 
 
-def _over_devices(start: Start, request: Request) -> Start:
+def _over_devices(start: Start, request: PlanOptions) -> Start:
     """Where the recipe's strategy is for one process and the question is about several devices: with the simplest
     strategy for several, unless the command line sets one, and a note."""
     recipe = start.recipe
@@ -109,7 +110,7 @@ def _sets(overrides: Iterable[str], section: str) -> bool:
     return any(re.match(f"{section}=", one) for one in overrides)
 
 
-def _around_model(name: str, request: Request, overrides: Sequence[str]) -> Start:
+def _around_model(name: str, request: PlanOptions, overrides: Sequence[str]) -> Start:
     processes = request.gpus or 1
     model, config, notes, hub = _model(name)
     data: dict[str, Any] = {"train": "data/train.jsonl", "max_length": request.length or 1024}
@@ -162,7 +163,7 @@ def _model(name: str) -> tuple[dict[str, Any], Any, tuple[str, ...], str | None]
     return {"path": name}, {}, (), None
 
 
-def _of_script(script: str, request: Request, overrides: Sequence[str], methods: Sequence[str]) -> Start:
+def _of_script(script: str, request: PlanOptions, overrides: Sequence[str], methods: Sequence[str]) -> Start:
     """The recipe of a training script; what the command line says counts in place of what the script says."""
     from toolkit.planning.scripted import left_to_the_script, read_script
 
@@ -176,7 +177,7 @@ def _of_script(script: str, request: Request, overrides: Sequence[str], methods:
     scripted = left_to_the_script(read_script(script, answers, habits, processes), answers)
     values = dict(scripted.values)
     named = request.recipe or values["model"].get("path")
-    model, _, notes, hub = ({}, {}, (), None) if named is None else _model(named)
+    model, _, notes, hub = ({}, {}, (), None) if named is None else _model(str(named))
     values["model"] = {key: value for key, value in values["model"].items() if key != "path"} | model
     if methods:
         rank = request.lora or request.qlora
@@ -200,3 +201,36 @@ def _read(file: Path) -> Any:
         return parse(file.read_text(encoding="utf-8"), str(file)).value
     except OSError as error:
         raise InputError(f"{file}: {error.strerror}") from None
+
+
+_WIDTH = ("hidden", "embd", "embed", "d_model", "dim", "width", "channel")
+_DEPTH = ("layer", "depth", "block", "stage")
+"""Parts of the names that families have for the width of a block and for the number of blocks."""
+_OTHER = ("layer", "head", "inner", "ffn", "act", "drop")
+"""... of names that have a part of a width's and are none: ``num_hidden_layers``, ``head_dim``, ``hidden_act``."""
+
+
+def check_sizes(resolved: Resolved) -> None:
+    """Raise InputError for a config that names no width or no number of layers: transformers takes those of the
+    config's class, so that the plan would be of another model."""
+    config = resolved.facts.config
+    if config is None:
+        return  # reported when the model is built
+    names = [key for key, value in _entries(config) if _is_size(value)]
+    widths = [key for key in names if any(part in key for part in _WIDTH) and not any(part in key for part in _OTHER)]
+    depths = [key for key in names if any(part in key for part in _DEPTH)]
+    for found, what in ((widths, "width (hidden_size)"), (depths, "number of layers (num_hidden_layers)")):
+        if not found:
+            raise InputError(f"{resolved.source}: model.config: it has no {what}; use the model's own config.json")
+
+
+def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _entries(value)
+        else:
+            yield str(key), value
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | list) and not isinstance(value, bool) and bool(value)

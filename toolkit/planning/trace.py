@@ -17,9 +17,8 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError, first_line
-from toolkit.model.empty import empty_weights, shapes_alone
+from toolkit.model.empty import Values, empty_weights, shapes_alone
 from toolkit.model.head_loss import multiplied_by
-from toolkit.model.known_values import Values
 from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
 from toolkit.planning.autocast import ActedAutocast, NotActedOut, autocast_of_any_device
 from toolkit.planning.head import acted_head

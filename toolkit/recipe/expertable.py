@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from toolkit.recipe.in_parts import why_not_in_parts
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.schema import Recipe
+from toolkit.recipe.splittable import why_not_in_parts
 
 FAMILIES = ("deepseek_v3", "gpt_oss", "mixtral", "olmoe", "qwen3_moe")
 """Model types whose ``base_model_ep_plan`` (transformers 5.23.0) divides their experts, and which are verified."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic_core import PydanticCustomError
-
 from toolkit.optimizers import has_key, is_optimizer, optimizer_kind, optimizer_names, own_keys
+from toolkit.recipe.known_names import listed, unknown
 
 NOT_PAGED = "not paged; strategy.offload: optimizer keeps the optimizer's state in host memory"
 """What becomes of an optimizer whose state CUDA pages between GPU and host (bitsandbytes)."""
@@ -21,15 +20,11 @@ def known_optimizer(name: str) -> str:
             "host memory, set strategy.offload: optimizer with zero1, zero2 or zero3, or all with zero3, fsdp1 or fsdp2"
         )
     if not is_optimizer(name):
-        names = optimizer_names()
-        expected = ", ".join(map(repr, names[:-1])) + f" or {names[-1]!r}"
-        raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
+        raise unknown(optimizer_names())
     return name
 
 
-def list_optimizers(schema: dict[str, Any]) -> None:
-    """Put the names into the JSON schema of the key; for pydantic."""
-    schema["enum"] = list(optimizer_names())
+list_optimizers = listed(optimizer_names)
 
 
 def check_key(name: str, key: str, value: Any) -> None:

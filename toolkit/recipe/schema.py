@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from toolkit.recipe.adapter_methods import METHODS, known_method, list_methods
+from toolkit.recipe.known_names import known_task, list_tasks
 from toolkit.recipe.optimizer_names import (
     check_key,
     known_optimizer,
@@ -31,7 +32,6 @@ from toolkit.recipe.optimizer_names import (
     without_others,
 )
 from toolkit.recipe.strategy_names import known_strategy, list_names
-from toolkit.recipe.task_names import known_task, list_tasks
 from toolkit.rooms import in_room, known_options
 
 PrecisionName = Literal["fp32", "bf16", "fp16", "bf16-pure"]

@@ -9,9 +9,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from pydantic_core import PydanticCustomError
-
 from toolkit.plugins import load_plugins
+from toolkit.recipe.known_names import listed, unknown
 
 REGISTERED: dict[str, type[Any]] = {}
 OWN_KEYS = ("mesh", "sync", "unsharded_blocks")
@@ -43,12 +42,8 @@ def strategy_class(name: str) -> type[Any] | None:
 def known_strategy(name: str) -> str:
     """Validate a strategy's name; for pydantic."""
     if strategy_class(name) is None:
-        names = strategy_names()
-        expected = ", ".join(map(repr, names[:-1])) + f" or {names[-1]!r}"
-        raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
+        raise unknown(strategy_names())
     return name
 
 
-def list_names(schema: dict[str, Any]) -> None:
-    """Put the names into the JSON schema of the key; for pydantic."""
-    schema["enum"] = list(strategy_names())
+list_names = listed(strategy_names)

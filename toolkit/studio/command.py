@@ -1,40 +1,52 @@
-"""Starts the server of `toolkit studio`."""
+"""`toolkit studio`: its options, and the start of its server. Declared without importing anything heavy."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sys
-import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from toolkit.errors import InputError
-from toolkit.studio.folders import Folders
-from toolkit.studio.token import kept_token
+
+if TYPE_CHECKING:
+    import socket
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _HUGGING_FACE = "'self' https://huggingface.co https://*.hf.space"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Request:
-    """The command line."""
+    """Open a local page to build, check and watch. Needs the extra `studio`."""
 
-    folders: tuple[str, ...]
-    host: str
-    port: int
-    public: bool
+    folders: Annotated[
+        Sequence[str],
+        typer.Argument(metavar="[FOLDER]...", help="folders that the page may read; default: the current one"),
+    ] = ()
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port")] = 8717
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1"
+    public: Annotated[
+        bool, typer.Option("--public", help="only plan and lint: no token, no files, no runs, for a public server")
+    ] = False
 
 
 def studio_command(request: Request) -> None:
     """Serve until Ctrl-C. Raises InputError if the extra is not installed, or if the address cannot be used."""
+    import tempfile
+
     try:
         import uvicorn
 
         from toolkit.studio.app import Studio, make_app
+        from toolkit.studio.folders import Folders
         from toolkit.studio.gate import Rules
+        from toolkit.studio.token import kept_token
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("uvicorn", "starlette"):
             raise
@@ -43,7 +55,7 @@ def studio_command(request: Request) -> None:
     listening = _listen(request.host, request.port)
     port = listening.getsockname()[1]
     cache = Path(tempfile.mkdtemp(prefix="toolkit-hub-")) if request.public else hub_cache()
-    folders = Folders(()) if request.public else Folders.of(request.folders)
+    folders = Folders(()) if request.public else Folders.of(request.folders or ["."])
     seconds = (15.0, 45.0) if request.public else (30.0, 120.0)
     studio = Studio(folders, cache, request.public, seconds)
     token = None if request.public else kept_token(folders.roots)
@@ -87,6 +99,8 @@ def hub_cache() -> Path:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    import socket
+
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(kind, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -103,6 +117,8 @@ def _listen(host: str, port: int) -> socket.socket:
 def _hosts(request: Request, port: int) -> frozenset[str]:
     """The Host headers that the server answers to. Behind the proxy of a public server any name may arrive; without a
     token, cookie or file there is nothing that a rebound name could reach."""
+    import socket
+
     if request.public:
         return frozenset()
     own = {"127.0.0.1", "localhost", "[::1]"}

@@ -1,4 +1,4 @@
-"""A plan as pieces of a page, fast when little has changed."""
+"""A plan as pieces of a page, fast when little has changed; and `toolkit data` as a page."""
 
 from __future__ import annotations
 
@@ -75,3 +75,20 @@ def way(candidate: dict[str, Any]) -> list[list[str | None]]:
 
 def _unless(default: str, value: str) -> str | None:
     return None if value == default else value
+
+
+_ROWS = 10_000
+
+
+def data(settings: Settings, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Samples as the model sees them, lengths, what padding costs. ``text``: the recipe. ``only``: None, cut,
+    unsupervised or duplicate."""
+    if settings.public:
+        raise InputError("this server reads no data")
+    from toolkit.inspection.command import Request, inspect
+    from toolkit.report.data_page import data_page
+
+    recipe = checked_recipe(arguments["text"], settings)
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"cache": False})})
+    found = inspect(Request(recipe, only=arguments["only"], evaluation=arguments["evaluation"], rows=_ROWS))
+    return {"page": data_page(found), "refused": len(found.to_json().get("refused", ()))}

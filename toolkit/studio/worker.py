@@ -52,7 +52,7 @@ TASKS = {
     "explain": "toolkit.studio.file_tasks:explain",
     "migrate": "toolkit.studio.file_tasks:migrate",
     "import": "toolkit.studio.file_tasks:import_config",
-    "data": "toolkit.studio.data_task:data",
+    "data": "toolkit.studio.plan_task:data",
 }
 _MEMORY = {True: 24 << 30, False: 4 << 30}
 """Bytes of address space: torch alone maps several GiB of libraries that are never read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,7 +17,7 @@ from toolkit.counts import count
 from toolkit.data.loader import TrainLoader, open_data
 from toolkit.data.samples import Samples
 from toolkit.data.sources import held_out_recipes
-from toolkit.errors import Stopped, ToolkitError
+from toolkit.errors import OutOfMemory, Stopped, ToolkitError
 from toolkit.half_precision import cpu_emulates
 from toolkit.launch.identity import folder_prints, other_loss, saved_recipe
 from toolkit.launch.relay import take_screen
@@ -25,7 +26,7 @@ from toolkit.machine import cpu_count
 from toolkit.model.adapters import ignored_values
 from toolkit.model.compiling import compilation
 from toolkit.model.padding import padding_note
-from toolkit.no_memory import is_out_of_memory
+from toolkit.no_memory import asked_bytes, is_out_of_memory
 from toolkit.recipe.preflight import Check, known_notes
 from toolkit.recipe.resolve import Resolved
 from toolkit.results import Result
@@ -39,7 +40,6 @@ from toolkit.training.extension import check_length, total_steps
 from toolkit.training.loop import Progress, counted_once, sum_over_ranks, train
 from toolkit.training.manifest import read_manifest
 from toolkit.training.metrics import MetricsLog, peak_memory_bytes, set_aside, truncate_metrics
-from toolkit.training.out_of_memory import told
 from toolkit.training.preflight import preflight
 from toolkit.training.room import check_room
 from toolkit.training.same_data import check_rows
@@ -47,7 +47,7 @@ from toolkit.training.screen import Screen, engaged_line, headline, rate_of, rea
 from toolkit.training.session import Session, open_session
 from toolkit.training.steps import Steps
 from toolkit.training.stop import Stop
-from toolkit.training.watch import Marks, Watch
+from toolkit.training.watch import Beat, Marks, Watch
 
 STOPPED = "stopped.json"
 """This file exists in a run folder while a stopped run can be resumed; the script of a batch system checks it."""
@@ -84,7 +84,7 @@ def run(
         if isinstance(error, ToolkitError) or not is_out_of_memory(error):
             raise
         rank = int(os.environ.get("RANK", "0"))
-        raise told(error, marks.beat, rank, torch.device(resolved.device)) from error
+        raise memory_error(error, marks.beat, rank, torch.device(resolved.device)) from error
 
 
 def _run(
@@ -425,3 +425,27 @@ def _farewell(answer: dict[str, Any], folder: Path, task: Task) -> str:
     if answer["checkpoint"] is None:
         return f"{text}\nnothing was saved (run.save_every: 0) · metrics in {folder}/metrics.jsonl"
     return f"{text}\nnext: toolkit export {answer['checkpoint']} -o {folder}/export"
+
+
+_GIB = 2**30
+
+
+def memory_error(error: BaseException, beat: Beat, rank: int, device: torch.device) -> OutOfMemory:
+    """The error of a run that ends because there is no memory: where it was, what it asked for, and what it had taken.
+    ``beat``: where the rank was."""
+    size = asked_bytes(str(error))
+    asked = "" if size is None else f"{size / _GIB:.2f} GiB asked for, "
+    place = f"at step {beat.step}, {beat.place}" if beat.step else beat.place
+    peak = f"{peak_memory_bytes(device) / _GIB:.2f} GiB at the peak before"
+    if device.type == "cuda":
+        now, limit = torch.cuda.memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
+        taken = f"{now / _GIB:.2f} GiB allocated, {peak}, {limit / _GIB:.1f} GiB on the device"
+        return OutOfMemory(f"rank {rank} is out of memory {place}: {asked}{taken}", limit / _GIB)
+    page = resource.getpagesize()
+    mapped, resident = (int(one) * page for one in Path("/proc/self/statm").read_text(encoding="ascii").split()[:2])
+    total = page * os.sysconf("SC_PHYS_PAGES")
+    taken = f"{resident / _GIB:.2f} GiB allocated, {peak}, {total / _GIB:.1f} GiB for the process"
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limited := limit != resource.RLIM_INFINITY:
+        taken += f"; {mapped / _GIB:.2f} of {limit / _GIB:.2f} GiB of address space are taken (ulimit -v)"
+    return OutOfMemory(f"rank {rank} is out of memory {place}: {asked}{taken}", None, limit / _GIB if limited else None)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import InputError
 from toolkit.model.silence import silence_libraries
@@ -25,34 +25,29 @@ from toolkit.verification.diagnose.diagnosis import Diagnosis
 from toolkit.verification.outcome import Outcome
 from toolkit.verification.run import TIME_LIMIT, resolve_recipe, verify
 
+if TYPE_CHECKING:
+    from toolkit.verification.commands import VerifyRequest
 
-def run_command(
-    recipe_file: str,
-    overrides: Sequence[str],
-    fault: str | None,
-    full_size: bool,
-    json_target: str | None,
-    time_limit: float,
-    output: str | None = None,
-    baseline: str | None = None,
-    badge_target: str | None = None,
-) -> int:
-    """Verify and print; returns the exit status. ``output``: the report's file. ``baseline``: a kept result, against
-    which less must not be proven. ``badge_target``: a file for a badge. Raises InputError, RunFailed."""
+
+def run_command(recipe: str, asked: VerifyRequest) -> int:
+    """Verify and print; returns the exit status. Raises InputError, RunFailed."""
+    overrides, fault, baseline, json_target = asked.overrides, asked.fault, asked.baseline, asked.json_target
     kept = read_baseline(baseline) if baseline else None
-    shown = writable(badge_target, "--badge") if badge_target else None
-    resolved = resolve_recipe(recipe_file, overrides)
+    shown = writable(asked.badge, "--badge") if asked.badge else None
+    resolved = resolve_recipe(recipe, overrides)
     say = _say if json_target != "-" else _silent
     say(screen.headline(resolved))
     for note in known_notes(resolved):
         say(f"note: {note}")
-    name = page_name(recipe_file, resolved.recipe.strategy.name, overrides)
-    page = writable(output) if output else Path("runs/verify") / f"{name}.html"
+    name = page_name(recipe, resolved.recipe.strategy.name, overrides)
+    page = writable(asked.output) if asked.output else Path("runs/verify") / f"{name}.html"
     log = page.with_suffix(".log").absolute()
     with working("starting the processes") as doing:
-        verdict = verify_recipe(resolved, fault=fault, full_size=full_size, time_limit=time_limit, log=log, doing=doing)
+        verdict = verify_recipe(
+            resolved, fault=fault, full_size=asked.full_size, time_limit=asked.time_limit, log=log, doing=doing
+        )
     outcome, answer = verdict.outcome, verdict.to_json()
-    say("\n".join(_report(outcome, answer["seconds"], " ".join([recipe_file, *overrides]))))
+    say("\n".join(_report(outcome, answer["seconds"], " ".join([recipe, *overrides]))))
     held = compare(kept, answer, baseline) if kept and baseline else None
     if held:
         answer = answer | {"baseline": held.to_json()}
@@ -62,7 +57,7 @@ def run_command(
     if shown:
         shown.write_text(json.dumps(badge(answer)) + "\n", encoding="utf-8")
     page.parent.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["toolkit", "verify", recipe_file, *overrides, *(["--fault", fault] if fault else [])])
+    command = shlex.join(["toolkit", "verify", recipe, *overrides, *(["--fault", fault] if fault else [])])
     shown_as = f"{command} · {answer['started']}"
     page.write_text(verify_page(outcome, name, answer["seconds"], versions(), shown_as), encoding="utf-8")
     say(f"report: {page}")
@@ -97,13 +92,7 @@ def verify_recipe(
     log: Path | None = None,
     doing: Say | None = None,
 ) -> Verdict:
-    """Prove a recipe equal to the plain PyTorch loop, or find where it first differs.
-
-    ``fault``: inject a known fault by its id. ``full_size``: the model itself, not a small twin. ``time_limit``:
-    seconds for one pass. ``log``: file for what the ranks print. ``doing`` is told each stage as it ends. Raises
-    InputError where the recipe cannot run here, RunFailed where the model fails by itself, or a fault was never
-    reached.
-    """
+    """``toolkit.verify``, which says what the arguments are. ``doing`` is told each stage as it ends."""
     result = Result("verify")
     resolved = recipe if isinstance(recipe, Resolved) else resolve_recipe(recipe, overrides)
     silence_libraries()
@@ -136,24 +125,17 @@ def writable(output: str, option: str = "--output") -> Path:
     return target
 
 
-def run_matrix(
-    recipe_file: str,
-    overrides: Sequence[str],
-    only: str | None,
-    json_target: str | None,
-    time_limit: float,
-    output: str | None = None,
-) -> int:
-    """Every fault (or ``only`` one) under every strategy; returns the exit status. ``output``: a Markdown file for the
-    table; without it the screen has all."""
+def run_matrix(recipe: str, asked: VerifyRequest) -> int:
+    """Every fault (or the one that is asked for) under every strategy; returns the exit status. The table is written as
+    Markdown where there is an output; without it the screen has all."""
     from toolkit.verification.matrix import kill_matrix, write_matrix
 
     result = Result("verify")
-    resolved = resolve_recipe(recipe_file, overrides)
-    target = writable(output) if output else None
-    say = _say if json_target != "-" else _silent
+    resolved = resolve_recipe(recipe, asked.overrides)
+    target = writable(asked.output) if asked.output else None
+    say = _say if asked.json_target != "-" else _silent
     silence_libraries()
-    cells = kill_matrix(resolved, [only] if only else None, time_limit, say)
+    cells = kill_matrix(resolved, [asked.fault] if asked.fault else None, asked.time_limit, say)
     killed = sum(cell.killed for cell in cells)
     named = sum(cell.killed and cell.named for cell in cells)
     say(f"\n{killed} of {len(cells)} killed, {named} with the right diagnosis")
@@ -166,8 +148,8 @@ def run_matrix(
         killed=killed,
         cells=[cell.to_json() for cell in cells],
     )
-    if json_target:
-        write_json(answer, json_target)
+    if asked.json_target:
+        write_json(answer, asked.json_target)
     return 0 if killed == len(cells) else 1
 
 

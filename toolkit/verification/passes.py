@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from toolkit.launch.crash import last_words
+from toolkit.launch.failure import last_words
 from toolkit.launch.group import JobFailed, WorkerGroup
 from toolkit.strategies.engines.claims import Claim
 from toolkit.terminal import Say

@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError, Place
-from toolkit.linting.files.folder import SHELL, is_for_a_launch, walk
 from toolkit.linting.files.json_reader import parse_json
 from toolkit.linting.files.kinds import recognise
 from toolkit.linting.files.script_arguments import reader_of
 from toolkit.linting.files.shell_reader import parse_commands
-from toolkit.linting.files.text import read_text
+from toolkit.linting.files.text import MAX_BYTES, read_text
 from toolkit.linting.files.tree import Node, Source
-from toolkit.linting.files.unrelated import UnrelatedFile
 from toolkit.linting.files.yaml_reader import parse_yaml
+
+SHELL = (".sh", ".bash", ".sbatch", ".slurm")
+_NAMES = (*SHELL, ".yaml", ".yml", ".json")
+_KEYS = re.compile(rb"zero_optimization|distributed_type|train_(micro_)?batch_size|num_train_epochs|peft_type")
+# Folders that hold other people's files or a program's own.
+_SKIPPED = {"node_modules", "site-packages", "__pycache__"}
+
+
+def walk(folder: str) -> list[str] | None:
+    """Every file of a folder that may be a configuration, by name; None if it is not a folder.
+
+    Hidden folders and files over 1 MB are left out.
+    """
+    if not folder or "\0" in folder or not os.path.isdir(folder):
+        return None
+    found = []
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _SKIPPED)
+        found += [str(Path(root) / name) for name in sorted(names) if _usable(os.path.join(root, name))]
+    return found
+
+
+def is_for_a_launch(path: str) -> bool:
+    """Whether a file that cannot be parsed has a key that decides a launch: then it is worth a message."""
+    with open(path, "rb") as file:
+        return _KEYS.search(file.read(MAX_BYTES)) is not None
+
+
+def _usable(path: str) -> bool:
+    return path.lower().endswith(_NAMES) and os.path.isfile(path) and os.path.getsize(path) <= MAX_BYTES
+
+
+class UnrelatedFile(InputError):
+    """No key and no command of accelerate, DeepSpeed, the training arguments or PEFT is in the file: an error when it
+    is named, skipped when a hook passes it."""
+
 
 # Where a file of one kind names a file of another.
 FILE_KEYS: dict[str, dict[str, str]] = {

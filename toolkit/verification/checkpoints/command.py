@@ -42,7 +42,7 @@ class CheckpointComparison(CommandResult):
 
 
 def run_checkpoints(
-    paths: Sequence[str], tolerance: float | None, json_target: str | None, command: str = "verify"
+    paths: Sequence[str | Path], tolerance: float | None, json_target: str | None, command: str = "verify"
 ) -> int:
     """Compare, print and write; returns the exit status. Raises InputError."""
     if len(paths) != 2:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from toolkit.model.chunk_size import CHUNK_BYTES
+from toolkit.model.loss_terms import CHUNK_BYTES
 from toolkit.recipe.mesh import stage_blocks
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.loop import PlainLoop, Window

@@ -16,7 +16,7 @@ import torch
 from toolkit.optim.adamw8bit import SIGNED
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Ema
-from toolkit.reference.average import plain_average
+from toolkit.reference.extras import plain_average
 from toolkit.reference.optimizers.base import After
 from toolkit.reference.rules import Rule, plain_rules
 from toolkit.reference.schedule import plain_learning_rate, plain_peak

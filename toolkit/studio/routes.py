@@ -1,17 +1,21 @@
-"""Requests of the pages Data, Runs and Reports: only of a local server."""
+"""Requests that the pages make."""
 
 from __future__ import annotations
 
 import asyncio
+import io
+import zipfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from toolkit.errors import InputError
 from toolkit.studio import jobs
 from toolkit.studio.folders import Folders, shown
+from toolkit.studio.form import text_keys
 from toolkit.studio.payload import Payload
 from toolkit.studio.reports import find_reports
 from toolkit.watching.runs import Run, Step, find_runs, read_log, read_run
@@ -19,12 +23,83 @@ from toolkit.watching.runs import Run, Step, find_runs, read_log, read_run
 if TYPE_CHECKING:
     from toolkit.studio.app import Answer, Studio
 
+
+def build_routes(studio: Studio) -> dict[str, Answer]:
+    """The page Build: a recipe, its plan, its archive. By the last part of their address."""
+    quick, long = studio.seconds
+    as_text = text_keys()
+
+    async def answer_for(text: str, edits: list[list[str | None]]) -> dict[str, Any]:
+        asked = {"text": text, "edits": edits, "as_text": as_text}
+        found = await studio.light.call("recipe", asked, quick)
+        if studio.public and found["model"] and found["model"][0]:
+            path, revision = found["model"]
+            if await asyncio.to_thread(studio.configs.fetch, path, revision):
+                found = await studio.light.call("recipe", asked, quick)
+        return found
+
+    async def recipe(payload: Payload, request: Request) -> dict[str, Any]:
+        return await answer_for(payload.text("text"), payload.edits())
+
+    async def plan(payload: Payload, request: Request) -> dict[str, Any]:
+        asked = {
+            "text": payload.text("text"),
+            "gpu": payload.maybe("gpu", 60),
+            "memory": payload.number("memory", 0.1, 100_000),
+        }
+        return await studio.heavy.call("plan", asked, long, request.is_disconnected)
+
+    async def archive(payload: Payload, request: Request) -> Response:
+        found = await answer_for(payload.text("text"), [])
+        if not found["files"]:
+            raise InputError(*(problem["message"] for problem in found["problems"]))
+        return Response(packed(found["files"]), media_type="application/zip")
+
+    return {"recipe": recipe, "plan": plan, "archive": archive}
+
+
+def packed(files: dict[str, str]) -> bytes:
+    """A zip archive; scripts can be executed, and equal files give equal bytes."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+            entry.external_attr = (0o100755 if name.endswith((".sh", ".sbatch")) else 0o100644) << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, text.encode("utf-8"))
+    return made.getvalue()
+
+
+TARGETS = ("zero1", "zero2", "zero3", "fsdp2")
+
+
+def check_routes(studio: Studio) -> dict[str, Answer]:
+    """The page Check: lint, fix, explain, migrate, import. By the last part of their address."""
+    quick, _ = studio.seconds
+
+    def of_files(task: str) -> Answer:
+        async def answer(payload: Payload, request: Request) -> dict[str, Any]:
+            return await studio.light.call(task, {"files": payload.files()}, quick)
+
+        return answer
+
+    async def explain(payload: Payload, request: Request) -> dict[str, Any]:
+        return await studio.light.call("explain", {"code": payload.text("code", 40)}, quick)
+
+    async def migrate(payload: Payload, request: Request) -> dict[str, Any]:
+        asked = {"files": payload.files(), "to": payload.one_of("to", TARGETS)}
+        return await studio.light.call("migrate", asked, quick)
+
+    return {"check": of_files("check"), "fix": of_files("fix"), "import": of_files("import"), "explain": explain,
+            "migrate": migrate}  # fmt: skip
+
+
 _POINTS = 1000
 _ONLY = ("", "cut", "unsupervised", "duplicate")
 
 
 def run_routes(studio: Studio) -> dict[str, Answer]:
-    """By the last part of their address."""
+    """The pages Data, Runs and Reports, only of a local server. By the last part of their address."""
     folders = studio.folders
 
     async def runs(payload: Payload, request: Request) -> dict[str, Any]:
