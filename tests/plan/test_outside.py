@@ -256,30 +256,38 @@ _COLLECTION = Path(__file__).parents[3] / "shared" / "outside" / "measurements.j
 @pytest.mark.nightly
 @pytest.mark.skipif(not _COLLECTION.exists(), reason="the collection of published measurements is not here")
 def test_the_whole_collection() -> None:
-    """Allocated memory, to which nothing is fitted: half within 5 %, nine of ten within 10 %, none more than 5 % low.
-    Nine of ten processes and reserved bytes, of rows that nothing is fitted to, are inside the interval. Times of such
-    rows: half within 12 %, eight of ten inside. Each row that ran out of memory is said to."""
+    """Allocated memory, to which nothing is fitted: half within 2 %, nine of ten within 10 %, none more than 5 % low.
+    Nine of ten processes and reserved bytes, of rows that nothing is fitted to, are inside the interval. Each row that
+    ran out of memory is said to."""
     lines = [json.loads(line) for line in _COLLECTION.read_text(encoding="utf-8").splitlines()]
     found = held_against(lines)
     rows = [one for one in found if one.measured and not one.left_out]
     errors = [one.error for one in rows if not one.reserved]
     assert len(errors) >= 130
-    assert statistics.median(map(abs, errors)) <= 0.05
+    assert statistics.median(map(abs, errors)) <= 0.02
     assert sum(abs(error) <= 0.1 for error in errors) >= 0.9 * len(errors)
     assert min(errors) >= -0.05
     # Each with the numbers of the half that it is not of; nvidia-smi may show a little more than torch says there is.
     ends = [(shown(one), *its.interval(one)) for one, its in swapped([one for one in rows if one.parts and shown(one)])]
     assert sum(low <= real <= high + 0.15 for real, low, high in ends) >= 0.9 * len(ends)
     assert statistics.median(high / low for _, low, high in ends) <= 1.27
+    for one in found:
+        if not one.measured and not one.left_out:
+            limit = interval(one)[1] if one.parts is not None else one.predicted / GIB
+            assert limit >= 0.999 * one.device, one.id
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)  # some 150 steps, each counted with the weights' shapes of its model
+@pytest.mark.skipif(not _COLLECTION.exists(), reason="the collection of published measurements is not here")
+def test_the_times_of_the_whole_collection() -> None:
+    """Of rows that nothing is fitted to: half within 12 %, eight of ten inside the range that is shown."""
+    lines = [json.loads(line) for line in _COLLECTION.read_text(encoding="utf-8").splitlines()]
     steps = [times.timed(one) for one in lines if times.has_time(one) and not times.why_not_timed(one)]
     judged = times.swapped(steps)
     assert len(judged) >= 150
     assert statistics.median(abs(predicted / one.measured - 1) for one, predicted, _ in judged) <= 0.12
     assert sum(inside for *_, inside in judged) >= 0.8 * len(judged)
-    for one in found:
-        if not one.measured and not one.left_out:
-            limit = interval(one)[1] if one.parts is not None else one.predicted / GIB
-            assert limit >= 0.999 * one.device, one.id
 
 
 def test_a_row_is_predicted_by_the_command_that_is_shown_with_it() -> None:

@@ -238,6 +238,9 @@ def test_a_step_takes_as_long_as_issuing_its_kernels() -> None:
 def test_clipping_and_foreach_kernels_are_passes_over_the_weights() -> None:
     sections: list[dict[str, Any]] = [{}, {"kernel": "foreach"}, {"max_grad_norm": None}]
     assert [update_passes(planned(optimizer=section)[1]) for section in sections] == [10, 23, 7]
+    stochastic = {"rounding": "stochastic"}
+    assert update_passes(planned(optimizer=stochastic, precision="bf16-pure")[1]) == 10
+    assert update_passes(planned(optimizer={"name": "adamw8bit"})[1]) == 7  # float32: four moments' passes are one
 
 
 def test_frozen_4_bit_weights_cross_pcie_packed() -> None:

@@ -262,13 +262,18 @@ def optimizer_share(resolved: Resolved, holdings: Holdings) -> float:
     return sum(own.elements(True) / ranks for own, ranks in shares) * BYTES[resolved.precision.trainable]
 
 
-def update_passes(resolved: Resolved) -> int:
+def update_passes(resolved: Resolved) -> float:
     """How often a step reads or writes a tensor of the weights' size: its optimizer's passes, and with clipping the
-    gradients once for their norm and twice to scale them."""
+    gradients once for their norm and twice to scale them. Moments of 8 bits, each read and written once, are a byte an
+    element; stochastic rounding is one kernel of its own (toolkit/optim/stochastic.py)."""
     section = resolved.recipe.optimizer
     kind = optimizer_kind(section.name)
-    foreach = kind.foreach_passes if section.kernel == "foreach" else 0
-    return (foreach or kind.passes) + (3 if section.max_grad_norm else 0)
+    passes: float = kind.passes
+    if section.kernel == "foreach" and kind.foreach_passes:
+        passes = kind.foreach_passes
+    elif kind.packed:
+        passes = kind.passes - 4 + 4 / BYTES[resolved.precision.trainable]
+    return passes + (3 if section.max_grad_norm else 0)
 
 
 def _whole_updates(resolved: Resolved, holdings: Holdings, wire: Wire, speed: float) -> float:
