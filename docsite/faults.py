@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolkit.verification.diagnose.known import KNOWN
+from toolkit.verification.diagnose.known import known
 from toolkit.verification.faults import faults
 from toolkit.verification.faults.base import EVERY, Fault
 
@@ -29,7 +29,7 @@ def pages() -> dict[str, str]:
 def _diagnoses() -> list[str]:
     rows = ["## Diagnoses\n", "`diagnosis.id` in the JSON of `toolkit verify`. Names in braces are its `facts`.\n",
             "| id | likely cause | evidence | reported in |", "| --- | --- | --- | --- |"]  # fmt: skip
-    rows += [f"| `{name}` | {one.cause} | {one.evidence} | {one.reference} |" for name, one in KNOWN.items()]
+    rows += [f"| `{name}` | {one.cause} | {one.evidence} | {one.reference} |" for name, one in known().items()]
     return [*rows, ""]
 
 

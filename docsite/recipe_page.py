@@ -14,6 +14,7 @@ from toolkit.recipe.optimizer_names import list_optimizers
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import list_names, strategy_names
 from toolkit.recipe.task_names import list_tasks
+from toolkit.rooms import all_options
 from toolkit.tasks import task_names
 
 _LISTS = (
@@ -52,6 +53,10 @@ def reference() -> str:
             elif (nested := _section(inner.annotation)) is not None:
                 parts.append(f"### {name}.{key}\n\n{_table(list(nested.model_fields.items()))}")
     parts.append(f"## Top-level keys\n\n{_table(plain)}")
+    for option in all_options().values():
+        if not option.typed_key:
+            title = f"{option.title[0].upper()}{option.title[1:]}"
+            parts.append(f"### {option.key}\n\n{title}.\n\n{_table(list(option.keys.model_fields.items()))}")
     return "\n".join(parts)
 
 

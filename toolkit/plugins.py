@@ -1,8 +1,10 @@
-"""Modules that register strategies: the toolkit's own, those of installed packages, and those a user names.
+"""Modules that register strategies, options and optimizers: the toolkit's own, those of installed packages, and those
+that a user names.
 
-A package adds strategies with an entry point of the group ``toolkit.strategies`` whose value is a module. A single
-file needs no package: ``TOOLKIT_PLUGINS`` holds module names or paths of Python files, separated by commas. Worker
-processes and launched ranks inherit the variable, so every rank knows the same strategies.
+A package adds them with an entry point of the group ``toolkit.strategies``, ``toolkit.options`` or
+``toolkit.optimizers`` whose value is a module. A single file needs no package: ``TOOLKIT_PLUGINS`` holds module names
+or paths of Python files, separated by commas. Worker processes and launched ranks inherit the variable, so every rank
+knows the same ones.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from pathlib import Path
 
 from toolkit.errors import InputError
 
-GROUP = "toolkit.strategies"
+GROUPS = ("toolkit.strategies", "toolkit.options", "toolkit.optimizers")
 VARIABLE = "TOOLKIT_PLUGINS"
 
 
 def load_plugins(*, installed: bool = True) -> None:
-    """Import every module that registers strategies, once. Raises InputError if one cannot be imported.
+    """Import every module that registers something, once. Raises InputError if one cannot be imported.
 
     ``installed`` False: leave out those of installed packages. To find them takes longer than all else that a command
     does which only writes files.
@@ -35,12 +37,12 @@ def load_plugins(*, installed: bool = True) -> None:
 
 @functools.cache
 def _load_installed() -> None:
-    for entry in metadata.entry_points(group=GROUP):
+    for entry in (one for group in GROUPS for one in metadata.entry_points(group=group)):
         try:
             entry.load()
         except Exception as error:  # whatever the foreign module raises
             raise InputError(
-                f"entry point {entry.name} of {GROUP}: {entry.value}: cannot be imported: {error}"
+                f"entry point {entry.name} of {entry.group}: {entry.value}: cannot be imported: {error}"
             ) from error
 
 

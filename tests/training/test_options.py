@@ -18,10 +18,10 @@ from tiny import LLAMA, make_llama, recipe_dict
 from toolkit.data.collate import MicroBatch
 from toolkit.errors import InputError
 from toolkit.model.chunk_size import CHUNK_BYTES
-from toolkit.model.embedding_noise import noise_scale, noised_calls
 from toolkit.model.freezing import Frozen, freeze_matching
 from toolkit.model.head_loss import linear_cross_entropy, multiplied_by
 from toolkit.model.loss_terms import LossTerms
+from toolkit.options.neftune.apply import calls, noise_scale
 from toolkit.planning.skeleton import build
 from toolkit.recipe.shared_weights import why_not_in_units
 from toolkit.reference.extras import Extras
@@ -234,14 +234,14 @@ def test_noise_is_a_function_of_the_place_in_the_run_and_off_in_evaluation(tiny_
     assert torch.equal(seen[0], seen[1])
     assert not torch.equal(seen[0], seen[2])
     assert not torch.equal(seen[0], seen[3])
-    assert noised_calls(model) == 4
+    assert calls(model) == 4
     noise = seen[0] - table.weight[inputs["input_ids"]].detach()
     bound = 5 / math.sqrt(4 * 32)
     assert 0.9 * bound < noise.abs().max() <= bound * (1 + 1e-6)
     assert noise.mean().abs() < 0.2 * bound
     model.eval()
     model(**inputs)
-    assert noised_calls(model) == 4
+    assert calls(model) == 4
     assert torch.equal(seen[-1], table.weight[inputs["input_ids"]].detach())
 
 
@@ -264,7 +264,7 @@ def test_the_plain_loop_draws_the_same_noise_by_its_own_code(tiny_root: Path) ->
     resolved = resolved_from(single(tiny_root, model={"neftune_alpha": 5.0}))
     assert Extras.of(resolved.recipe).alpha == 5.0
     ours, plain = prepare_model(resolved).model, plain_model(resolved)
-    assert noised_calls(plain) == 0
+    assert calls(plain) == 0
     tensors = {
         "input_ids": torch.tensor([[5, 9, 7], [4, 8, 0]]),
         "attention_mask": torch.tensor([[1, 1, 1], [1, 1, 0]]),

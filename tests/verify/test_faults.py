@@ -17,7 +17,7 @@ from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.verification import matrix, passes, run
 from toolkit.verification.cases.case import Case
-from toolkit.verification.diagnose.known import KNOWN
+from toolkit.verification.diagnose.known import known
 from toolkit.verification.faults import fault_class, faults
 from toolkit.verification.matrix import kill_matrix, what_caught
 from toolkit.verification.outcome import Outcome
@@ -138,7 +138,7 @@ def test_no_comparison_knows_of_faults() -> None:
 
 
 def test_every_fault_names_diagnoses_that_exist() -> None:
-    assert {name for kind in faults().values() for name in kind.diagnoses} <= set(KNOWN)
+    assert {name for kind in faults().values() for name in kind.diagnoses} <= set(known())
     assert all(kind.diagnoses and kind.stages for kind in faults().values())
 
 

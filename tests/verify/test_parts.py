@@ -33,7 +33,7 @@ from toolkit.verification.compare.rearrange import (
 from toolkit.verification.compare.replay import Reference
 from toolkit.verification.compare.wording import KINDS, label, sentence
 from toolkit.verification.diagnose.attribution import MicroGradients
-from toolkit.verification.diagnose.known import KNOWN
+from toolkit.verification.diagnose.known import known
 from toolkit.verification.run import verify
 
 
@@ -234,7 +234,7 @@ def test_every_kind_of_measure_and_every_diagnosis_has_words_for_its_facts() -> 
         assert sentence(kind, "w", facts) or not seen
         assert f'"{kind}"' in source or f'"{kind.removeprefix("conversation-")}"' in source, kind
     made = set(re.findall(r'"([a-z0-9]+(?:-[a-z0-9]+)+)"', source))
-    assert set(KNOWN) <= made
+    assert set(known()) <= made
 
 
 def test_verify_names_every_comparison(recipe: Callable[..., Resolved], lone_group: WorkerGroup) -> None:

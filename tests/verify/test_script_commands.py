@@ -329,7 +329,8 @@ for _ in range(3):
 def test_a_recording_that_cannot_be_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """As on a full disk: no file may grow past a few kB. The command ends well, its own output is all there is."""
     limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
-    with pytest.raises(InputError, match=r"rank 0 could not write its recording: .* [MG]B are free at .*TMPDIR") as caught:
+    reason = r"rank 0 could not write its recording: .* [MG]B are free at .*TMPDIR"
+    with pytest.raises(InputError, match=reason) as caught:
         record([sys.executable, script(tmp_path, TRAINS.replace("FIRST", limited))], tmp_path / "recording", timeout=60)
     assert len(str(caught.value).splitlines()) == 1
     assert "Traceback" not in capfd.readouterr().err

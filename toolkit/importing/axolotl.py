@@ -202,7 +202,7 @@ AXOLOTL = Table(
     name="Axolotl",
     version="Axolotl 067b021c8b87",
     source="https://github.com/axolotl-ai-cloud/axolotl/tree/067b021c8b87",
-    rules=RULES,
+    own_rules=RULES,
     defaults={
         **{key: TRAINING_DEFAULTS[key] for key in ("max_steps", "adam_beta1", "adam_beta2", "adam_epsilon",
                                                    "max_grad_norm", "logging_steps", "seed")},

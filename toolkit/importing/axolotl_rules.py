@@ -107,7 +107,6 @@ RULES: dict[str, Rule] = {
     **off("another optimizer's numbers", "adam_epsilon2 adam_beta3 dion_lr dion_momentum qgalore_rank "
           "qgalore_update_proj_gap qgalore_scale qgalore_proj_type qgalore_proj_quant qgalore_proj_bits "
           "qgalore_proj_group_size qgalore_cos_threshold qgalore_gamma_proj qgalore_queue_size"),
-    **off("noise added to embeddings", "neftune_noise_alpha noisy_embedding_alpha"),
     **off("another loss", "use_eaft"),
     **off("another model", "overrides_of_model_config overrides_of_model_kwargs cls_model_config model_config "
           "rope_scaling reinit_weights llama4_linearized_experts use_onebitllms num_labels"),

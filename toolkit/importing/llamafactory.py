@@ -131,7 +131,7 @@ LLAMAFACTORY = Table(
     name="LLaMA-Factory",
     version="LLaMA-Factory ff6d4d12eeb0",
     source="https://github.com/hiyouga/LLaMA-Factory/tree/ff6d4d12eeb0",
-    rules={
+    own_rules={
         **TRAINING_ARGUMENTS,
         **parts("stage finetuning_type do_train model_name_or_path model_revision trust_remote_code flash_attn "
                 "adapter_name_or_path create_new_adapter quantization_bit lora_rank lora_alpha lora_dropout "

@@ -65,7 +65,7 @@ SCRIPTS = Table(
     name="transformers Trainer",
     version="transformers 5.23.0",
     source="https://pypi.org/project/transformers/5.23.0/",
-    rules={
+    own_rules={
         **TRAINING_ARGUMENTS,
         **parts("model_name_or_path model_revision attn_implementation trust_remote_code tokenizer_name train_file "
                 "dataset_name validation_file block_size max_seq_length max_length dtype use_peft"),

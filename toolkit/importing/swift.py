@@ -206,7 +206,7 @@ SWIFT = Table(
     name="ms-swift",
     version="ms-swift 3602360a5623",
     source="https://github.com/modelscope/ms-swift/tree/3602360a5623",
-    rules=RULES,
+    own_rules=RULES,
     defaults={
         **{key: value for key, value in TRAINING_DEFAULTS.items() if key not in ("learning_rate", "bf16", "fp16",
                                                                                 "gradient_accumulation_steps")},

@@ -9,6 +9,7 @@ from typing import Any
 from toolkit.importing.draft import Draft, Written
 from toolkit.importing.outcome import Key
 from toolkit.linting.near import meant, nearest
+from toolkit.rooms import all_options
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,20 @@ class Table:
     name: str
     version: str
     source: str
-    rules: Mapping[str, Rule]
+    own_rules: Mapping[str, Rule]
     defaults: Mapping[str, Any]
     parts: tuple[Callable[[Draft], None], ...]
     own_names: Mapping[str, str] = field(default_factory=dict)
     former: Mapping[str, str] = field(default_factory=dict)
     loop: str = "trainer"
+
+    @property
+    def rules(self) -> dict[str, Rule]:
+        """Its rows, and those that options have for it in their own folders."""
+        return {
+            **self.own_rules,
+            **{key: rule for option in all_options().values() for key, rule in option.names(self.id).items()},
+        }
 
     def draft(self, written: Mapping[str, Written]) -> Draft:
         """An empty draft over what the files have, with names of earlier versions replaced."""
@@ -94,20 +103,21 @@ def apply(draft: Draft, table: Table) -> None:
     """Decide about every key: first the functions, which read several keys, then the rows."""
     for part in table.parts:
         part(draft)
-    for key, rule in table.rules.items():
+    rules = table.rules
+    for key, rule in rules.items():
         if not draft.done(key):
             _apply(draft, key, rule)
     for key, found in draft.written.items():
         if draft.done(key):
             continue
-        if key in table.rules and not found.known:
+        if key in rules and not found.known:
             draft.differs(key, "its value is a shell variable that the script does not set")
         elif (of_section := _of_section(key, table)) is not None:
             _apply(draft, key, of_section)
-        elif key in table.rules:
+        elif key in rules:
             draft.differs(key, "is not carried over together with the other keys of this file")
         else:
-            near = meant(nearest(key, table.rules))
+            near = meant(nearest(key, rules))
             draft.keys.append(Key(key, found.value, "unknown", found.place, (), f"unknown to {table.version}{near}"))
 
 
@@ -115,7 +125,8 @@ def _of_section(key: str, table: Table) -> Rule | None:
     """The rule of a whole section: ``profiler.*`` for ``profiler.enabled``."""
     parts_ = key.split(".")
     names_ = [".".join(parts_[:at]) + ".*" for at in range(len(parts_) - 1, 0, -1)]
-    return next((table.rules[name] for name in names_ if name in table.rules), None)
+    rules = table.rules
+    return next((rules[name] for name in names_ if name in rules), None)
 
 
 def _apply(draft: Draft, key: str, rule: Rule) -> None:

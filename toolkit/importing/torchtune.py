@@ -258,7 +258,7 @@ TORCHTUNE = Table(
     version="torchtune bd2a0fc7c314",
     source="https://github.com/pytorch/torchtune/tree/bd2a0fc7c314",
     loop="",
-    rules=RULES,
+    own_rules=RULES,
     # recipes/*.py, torch.optim.AdamW, torchtune/models/*/_model_builders.py
     defaults={
         "batch_size": 1, "gradient_accumulation_steps": 1, "epochs": 1, "optimizer.weight_decay": 0.01,

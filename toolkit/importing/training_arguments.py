@@ -38,7 +38,6 @@ TRAINING_ARGUMENTS: dict[str, Rule] = {
               "restore_callback_states_from_checkpoint"),
     **nothing("of earlier versions, without effect on the result", "overwrite_output_dir half_precision_backend "
               "no_cuda fp16_opt_level use_mps_device do_train"),
-    **off("noise scaled by padded lengths; model.neftune_alpha scales it by each sample's own", "neftune_noise_alpha"),
     "label_smoothing_factor": To("label_smoothing", float),
     **off("an optimizer for some modules", "optim_target_modules"),
     **off("a batch size that changes during the run", "auto_find_batch_size"),

@@ -221,7 +221,7 @@ TRL = Table(
     version="TRL 1.16.0",
     source="https://pypi.org/project/trl/1.16.0/",
     loop="trl",
-    rules=RULES,
+    own_rules=RULES,
     defaults={
         **TRAINING_DEFAULTS,
         "learning_rate": 2e-5,

@@ -17,6 +17,10 @@ def nested(values: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for section in Recipe.model_fields:
         inside = {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{section}.")}
+        if inside and section == "options":  # the one section with names between it and its keys
+            names = dict.fromkeys(key.partition(".")[0] for key in inside)
+            inside = {name: {k.partition(".")[2]: v for k, v in inside.items() if k.startswith(f"{name}.")}
+                      for name in names}  # fmt: skip
         if inside:
             found[section] = inside
         elif section in values:
@@ -37,11 +41,17 @@ def recipe_text(draft: Draft, source: str, name: str) -> str:
     for section, value in nested(draft.values).items():
         if isinstance(value, dict) and section not in _TOP:
             lines.append(f"{section}:")
-            lines += [_line(f"  {key}", inside, draft.origins.get(f"{section}.{key}")) for key, inside in value.items()]
+            lines += [_line(f"  {key}", inside, _origin(draft, f"{section}.{key}")) for key, inside in value.items()]
         else:
             lines.append(_line(section, value, draft.origins.get(section)))
     lines += _without_effect([key for key in draft.keys if key.outcome == "no-effect"])
     return "\n".join(lines) + "\n"
+
+
+def _origin(draft: Draft, key: str) -> str | None:
+    """Where a key comes from, or what is below it."""
+    found = [origin for name, origin in draft.origins.items() if name == key or name.startswith(f"{key}.")]
+    return "; ".join(dict.fromkeys(found)) or None
 
 
 def _line(key: str, value: Any, origin: str | None) -> str:

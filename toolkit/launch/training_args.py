@@ -7,6 +7,7 @@ from typing import Any
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.rates import decay_steps, why_no_wsd
 from toolkit.recipe.resolve import Resolved
+from toolkit.rooms import asked_options
 from toolkit.upstream.transformers import checkpointing_argument
 
 
@@ -55,8 +56,8 @@ def training_args(resolved: Resolved) -> dict[str, Any]:
         arguments["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     if recipe.label_smoothing:
         arguments["label_smoothing_factor"] = recipe.label_smoothing
-    if recipe.model.neftune_alpha is not None:
-        arguments["neftune_noise_alpha"] = recipe.model.neftune_alpha
+    for option, settings in asked_options(recipe):
+        arguments |= option.training_args(settings)
     if recipe.model.kernels == "liger":
         # Without these two the Trainer replaces the loss as well, of Granite for the whole process.
         fused = resolved.loss_kernel == "liger"

@@ -1,4 +1,5 @@
-"""What an optimizer is: a file in this package, its formula in toolkit/reference/optimizers, and nothing elsewhere.
+"""What an optimizer is: a file in this package, its formula in toolkit/reference/optimizers, and nothing elsewhere;
+or a file of somebody else, which ``register``s an ``OptimizerKind``.
 
 A file ``some_name.py`` defines ``OPTIMIZER``, and the recipe's ``optimizer.name: some-name`` finds it. It imports
 nothing heavy: recipes are checked, and memory is planned, without torch. ``build`` and ``formula`` name the modules

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.planning.loops import LOOPS, habits_of
 from toolkit.planning.reuse import planner_key
-from toolkit.plugins import GROUP, VARIABLE
+from toolkit.plugins import GROUPS, VARIABLE
 from toolkit.recipe.tokenizer_facts import added_tokens
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def entry_key(resolved: Resolved, length: int, loop: Loop, images: Images | None
 
 def has_plugins() -> bool:
     """Whether code of others may have changed what a trace runs."""
-    return bool(os.environ.get(VARIABLE)) or bool(metadata.entry_points(group=GROUP))
+    return bool(os.environ.get(VARIABLE)) or any(metadata.entry_points(group=group) for group in GROUPS)
 
 
 @functools.cache

@@ -31,6 +31,7 @@ from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter, Optimizer
 from toolkit.recipe.varlenable import VARLEN
+from toolkit.rooms import asked_options
 from toolkit.strategies.memory.base import Holdings, Weight
 from toolkit.tasks import task_of
 
@@ -106,6 +107,8 @@ def build(resolved: Resolved) -> Skeleton:
     if resolved.mesh.expert > 1:
         divided = divide_experts(model, acted_experts(resolved.mesh.expert), resolved.source)
     _freeze_unreached(model, resolved)
+    for option, settings in asked_options(resolved.recipe):
+        option.apply(model, settings)
     model.train()
     short = find_blocks(model, resolved) if resolved.blocks else []
     buffers += _projections(model, short, order, own)

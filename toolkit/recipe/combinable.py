@@ -17,7 +17,10 @@ from toolkit.recipe.splittable import why_not_splittable
 from toolkit.recipe.stageable import why_not_stageable
 from toolkit.recipe.traits import Traits
 from toolkit.recipe.varlenable import VARLEN, why_not_varlen
+from toolkit.rooms import asked_options
 from toolkit.tasks import task_of
+
+AXES = ("context", "tensor", "pipeline", "expert")
 
 
 def check_combination(
@@ -45,6 +48,10 @@ def check_combination(
     if recipe.compile and (reason := why_not_compilable(recipe, blocks, traits)):
         raise InputError(f"{source}: compile: {reason}; or set compile: false")
     mesh = recipe.strategy.mesh
+    for axis in AXES if mesh is not None else ():
+        odd = next((one.option for one in asked_options(recipe) if axis not in one.option.axes), None)
+        if odd is not None and getattr(mesh, axis) > 1:
+            raise InputError(f"{source}: strategy.mesh.{axis}: has not been verified with {odd.key}; remove it")
     if mesh is not None and mesh.context > 1 and (reason := why_not_divisible(recipe, facts)):
         raise InputError(f"{source}: strategy.mesh.context: {reason}")
     if mesh is not None and mesh.tensor > 1 and (reason := why_not_splittable(recipe, facts)):

@@ -8,6 +8,7 @@ from toolkit.recipe.adapter_options import adapter_problems
 from toolkit.recipe.mesh import mesh_problems
 from toolkit.recipe.schema import Data, Recipe, Run
 from toolkit.recipe.traits import Traits
+from toolkit.rooms import asked_options
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels
 
@@ -29,11 +30,8 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
         )
     if task.numbers and recipe.label_smoothing:
         found.append(f"label_smoothing: is defined for classes, and the labels of {task.name} are numbers; set it to 0")
-    if recipe.model.neftune_alpha is not None and (task.media is not None or task.labels is Labels.TARGET):
-        found.append(
-            f"model.neftune_alpha: the noise is defined for one sequence of tokens, and {task.name} has other inputs; "
-            "remove it"
-        )
+    for option, settings in asked_options(recipe):
+        found += option.refusals(settings, recipe)
     if recipe.data.packing and not task.packs:
         found.append(f"data.packing: requires model.task: causal-lm (it is {task.name}); set it to false")
     if recipe.data.packing and recipe.data.group_by_length:

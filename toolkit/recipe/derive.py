@@ -22,6 +22,7 @@ from toolkit.recipe.resolve import PRECISIONS, Decisions, Precision, Resolved
 from toolkit.recipe.schema import Batch, Recipe
 from toolkit.recipe.tokenizer_facts import added_tokens
 from toolkit.recipe.traits import Traits
+from toolkit.rooms import asked_options
 from toolkit.tasks import task_of
 from toolkit.upstream.transformers import checkpointing_argument
 
@@ -119,9 +120,9 @@ def _options(recipe: Recipe, blocks: tuple[str, ...], decide: Decisions) -> None
     if recipe.model.kernels == "liger":
         why = "norms, gated MLPs and rotary embeddings of liger_kernel; in training_args.json as use_liger_kernel"
         decide("model.kernels", "liger", why)
-    if recipe.model.neftune_alpha is not None:
-        why = "times 1 / sqrt(tokens of the sample x width); in training_args.json: of the padded length"
-        decide("model.neftune_alpha", recipe.model.neftune_alpha, why)
+    for option, settings in asked_options(recipe):
+        if (decision := option.decision(settings)) is not None:
+            decide(option.key, *decision)
     if recipe.label_smoothing:
         decide("label_smoothing", recipe.label_smoothing, "training only: held-out losses are without it")
     if recipe.z_loss:

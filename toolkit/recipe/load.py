@@ -18,6 +18,7 @@ from toolkit.recipe.adapter_options import adapter_problems
 from toolkit.recipe.positions import Document, KeyPath, parse, read
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.yaml_text import dump
+from toolkit.rooms import option_named
 
 
 def load_recipe(file: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -148,6 +149,9 @@ def _hint(path: KeyPath) -> str:
 
 def _keys_at(path: KeyPath) -> list[str]:
     section: type[BaseModel] = Recipe
+    if path[:1] == ("options",):
+        option = option_named(str(path[1]))
+        return [] if option is None else list(option.keys.model_fields)
     for part in path:
         if isinstance(part, str):  # a number is a place in a list of sections
             section = next(_sections(section.model_fields[part].annotation))

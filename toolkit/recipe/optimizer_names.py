@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from toolkit.optimizers import has_key, optimizer_kind, optimizer_names, own_keys
+from toolkit.optimizers import has_key, is_optimizer, optimizer_kind, optimizer_names, own_keys
 
 NOT_PAGED = "not paged; strategy.offload: optimizer keeps the optimizer's state in host memory"
 """What becomes of an optimizer whose state CUDA pages between GPU and host (bitsandbytes)."""
@@ -14,14 +14,14 @@ NOT_PAGED = "not paged; strategy.offload: optimizer keeps the optimizer's state 
 
 def known_optimizer(name: str) -> str:
     """Validate an optimizer's name; for pydantic."""
-    names = optimizer_names()
     if "paged" in name.lower():
         takes = "adamw8bit" if "8bit" in name.lower() else "lion" if "lion" in name.lower() else "adamw"
         raise ValueError(
             f"there is no paged optimizer: set {takes}, which takes the same steps. To keep the optimizer's state in "
             "host memory, set strategy.offload: optimizer with zero1, zero2 or zero3, or all with zero3, fsdp1 or fsdp2"
         )
-    if name not in names:
+    if not is_optimizer(name):
+        names = optimizer_names()
         expected = ", ".join(map(repr, names[:-1])) + f" or {names[-1]!r}"
         raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
     return name
@@ -43,7 +43,7 @@ def check_key(name: str, key: str, value: Any) -> None:
 def with_defaults(values: Any) -> Any:
     """The section as written, with the optimizer's own defaults filled in."""
     name = values.get("name", "adamw") if isinstance(values, dict) else None
-    if not isinstance(name, str) or name not in optimizer_names():
+    if not isinstance(name, str) or not is_optimizer(name):
         return values
     own = optimizer_kind(name).defaults
     return values | {key: value for key, value in own.items() if values.get(key) is None}

@@ -32,6 +32,7 @@ from toolkit.recipe.optimizer_names import (
 )
 from toolkit.recipe.strategy_names import known_strategy, list_names
 from toolkit.recipe.task_names import known_task, list_tasks
+from toolkit.rooms import in_room, known_options
 
 PrecisionName = Literal["fp32", "bf16", "fp16", "bf16-pure"]
 CheckpointingName = Literal["none", "full", "selective"]
@@ -100,7 +101,7 @@ class Model(Section):
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
     revision: str | None = Field(None, description="branch, tag or commit of a hub model")
     num_labels: Positive | None = Field(None, description="number of classes, for tasks whose labels are classes")
-    neftune_alpha: Annotated[float, Field(gt=0)] | None = Field(
+    neftune_alpha: Annotated[Annotated[float, Field(gt=0)] | None, in_room("neftune")] = Field(
         None,
         description="NEFTune: noise of alpha / sqrt(tokens x width) on the input embeddings while training",
     )
@@ -688,6 +689,14 @@ class Recipe(Section):
         "not change",
     )
     compile: bool = Field(False, description="apply torch.compile to each block; the first steps take longer")
+    options: Annotated[dict[str, dict[str, Any]], AfterValidator(known_options)] = Field(
+        {}, description="options of other packages, each with its own keys: {NAME: {key: value}}"
+    )
     strategy: Strategy = Strategy()
     machine: Machine = Machine()
     run: Run = Run()
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the section that came later where nothing is in it: files of earlier recipes do not change."""
+        return {key: value for key, value in handler(self).items() if key != "options" or value}

@@ -59,8 +59,6 @@ def _why_not_option(recipe: Recipe, traits: Traits) -> str | None:
         return "has not been verified with activation_offload; set it to false"
     if adapter is not None and adapter.method != "lora":
         return f"has been verified with adapter.method: lora alone (it is {adapter.method})"
-    if recipe.model.neftune_alpha is not None:
-        return "has not been verified with model.neftune_alpha; remove it"
     if added_tokens(recipe):
         return "has not been verified with tokenizer.add_tokens; remove it"
     if not optimizer_kind(optimizer.name).elementwise:

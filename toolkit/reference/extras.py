@@ -1,9 +1,8 @@
-"""What training adds to the plain cross-entropy: label smoothing, z-loss, noise on the embeddings, and balance."""
+"""What training adds to the plain cross-entropy: label smoothing, z-loss, balance, and options."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,28 +11,29 @@ import torch
 from torch.nn import functional
 
 from toolkit.recipe.schema import Recipe
+from toolkit.reference.option import PlainOption
+from toolkit.rooms import asked_options
 
 
 @dataclass(frozen=True)
 class Extras:
-    """``smoothing``: of labels. ``z_loss``: its coefficient. ``alpha``: of the noise. ``balance``: the balance loss of
-    experts, where the model's config asks for one.
+    """``smoothing``: of labels. ``z_loss``: its coefficient. ``balance``: the balance loss of experts, where the
+    model's config asks for one. ``options``: the recipe's.
 
-    The others are mistakes that a diagnosis tries out. ``z_everywhere``: the z-loss of tokens without labels too.
-    ``padded_length``: noise of a row's padded length, not of each sample's own.
+    ``z_everywhere`` is a mistake that a diagnosis tries out: the z-loss of tokens without labels too.
     """
 
     smoothing: float = 0.0
     z_loss: float = 0.0
-    alpha: float = 0.0
     balance: bool = False
+    options: tuple[PlainOption, ...] = ()
     z_everywhere: bool = False
-    padded_length: bool = False
 
     @staticmethod
     def of(recipe: Recipe) -> Extras:
         """What the recipe asks for."""
-        return Extras(recipe.label_smoothing, recipe.z_loss, recipe.model.neftune_alpha or 0.0, balance=True)
+        options = tuple(option.plain(settings) for option, settings in asked_options(recipe))
+        return Extras(recipe.label_smoothing, recipe.z_loss, balance=True, options=options)
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor, everywhere: torch.Tensor) -> torch.Tensor:
         """Summed over the ``targets`` (tokens,) that are not -100; ``logits`` (tokens, classes). ``everywhere``: the
@@ -47,36 +47,9 @@ class Extras:
         return total
 
     @contextlib.contextmanager
-    def on_embeddings(self, model: Any, inputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Inside, with ``alpha``, the embeddings of ``inputs`` have noise if the model is in training mode."""
-        if not self.alpha or not model.training:
+    def around(self, model: Any, inputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Inside, a forward of ``model`` on ``inputs`` has the options."""
+        with contextlib.ExitStack() as stack:
+            for option in self.options:
+                stack.enter_context(option.around(model, inputs))
             yield
-            return
-
-        def add(module: Any, args: Any, embedded: torch.Tensor) -> torch.Tensor:
-            rows, length, width = embedded.shape
-            scales = [
-                [self.alpha / math.sqrt(n * width) if n else 0.0 for n in row]
-                for row in ([[length] * length] * rows if self.padded_length else _lengths(inputs))
-            ]
-            draw = torch.rand(embedded.shape, dtype=torch.float32, device=embedded.device)
-            noise = (2 * draw - 1) * torch.tensor(scales, dtype=torch.float32, device=embedded.device)[:, :, None]
-            return embedded + noise.to(embedded.dtype)
-
-        handle = model.get_input_embeddings().register_forward_hook(add)
-        try:
-            yield
-        finally:
-            handle.remove()
-
-
-def _lengths(inputs: Mapping[str, torch.Tensor]) -> list[list[int]]:
-    """At each token, the tokens of its sample; 0 at padding."""
-    if "attention_mask" in inputs:
-        return [[sum(row) if seen else 0 for seen in row] for row in inputs["attention_mask"].tolist()]
-    found = []
-    for row in inputs["position_ids"].tolist():
-        starts = [at for at, position in enumerate(row) if position == 0]
-        ends = [*starts[1:], len(row)]
-        found.append([end - start for start, end in zip(starts, ends, strict=True) for _ in range(start, end)])
-    return found

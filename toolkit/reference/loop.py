@@ -286,10 +286,10 @@ class PlainLoop:
         if micro.part is not None:
             inputs, targets = part_of(micro, self.mistake)
         if self.order.fused:
-            with extras.on_embeddings(model, inputs):
+            with extras.around(model, inputs):
                 output, loss = fused_loss(model, inputs, targets, extras.smoothing, extras.z_loss)
         else:
-            with extras.on_embeddings(model, inputs):
+            with extras.around(model, inputs):
                 output = model(**inputs)
             logits = output.logits.to(self.loss_dtype)
             if (virtual := self.virtual_tokens() if virtual_tokens is None else virtual_tokens) > 0:

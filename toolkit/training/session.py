@@ -20,7 +20,6 @@ from toolkit.model.built import Built
 from toolkit.model.checkpointing import checkpoint_blocks, find_blocks
 from toolkit.model.compiling import compile_blocks
 from toolkit.model.context import divide_rows
-from toolkit.model.embedding_noise import add_embedding_noise
 from toolkit.model.experts import divide_experts, own_expert_ranks
 from toolkit.model.fp8 import check_device, convert
 from toolkit.model.freezing import Frozen, freeze_matching
@@ -40,6 +39,7 @@ from toolkit.recipe.preflight import with_classes
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.tokenizer_facts import added_tokens
+from toolkit.rooms import asked_options
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import Engine
 from toolkit.strategies.engines.claims import Claim, NotActive
@@ -195,8 +195,8 @@ def _prepared(
     casts = not (resolved.traits.autocast and resolved.precision.mixed)
     if casts and task_of(resolved.recipe.model.task).media is not None:
         cast_inputs(model, getattr(torch, resolved.precision.compute))
-    if resolved.recipe.model.neftune_alpha is not None:
-        add_embedding_noise(model, resolved.recipe.model.neftune_alpha)
+    for option, settings in asked_options(resolved.recipe):
+        option.apply(model, settings)
     if resolved.loss_kernel != "plain":
         fuse_head(model, resolved)
     blocks = []

@@ -15,10 +15,12 @@ from toolkit.launch.group import WorkerGroup
 from toolkit.launch.job import check_machine
 from toolkit.machine import cpu_count
 from toolkit.optimizers import with_optimizer
+from toolkit.recipe.combinable import AXES
 from toolkit.recipe.load import recipe_from, source_of
 from toolkit.recipe.preflight import check_known
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
+from toolkit.rooms import asked_options
 from toolkit.strategies import resolve
 from toolkit.terminal import Say
 from toolkit.threads import torch_threads
@@ -60,6 +62,10 @@ def with_needs(resolved: Resolved, needs: dict[str, Any]) -> Resolved:
     values = resolved.recipe.model_dump(mode="json")
     if name := needs.get("optimizer", {}).get("name"):
         values["optimizer"] = with_optimizer(values["optimizer"], name)
+    for axis in needs.get("strategy", {}).get("mesh") or ():
+        for option, _ in asked_options(resolved.recipe):
+            if axis in AXES and axis not in option.axes:
+                option.remove(values)
     merge(values, needs)
     return resolve(Recipe.model_validate(values), resolved.source, device=resolved.device)
 

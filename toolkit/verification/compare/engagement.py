@@ -9,6 +9,7 @@ from toolkit.data.collate import sample_spans
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.mesh import stage_blocks
 from toolkit.recipe.resolve import Resolved
+from toolkit.rooms import asked_options
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.claims import Claim
 from toolkit.strategies.engines.float8 import FLOAT8_LAYERS
@@ -34,7 +35,7 @@ def engagement(
     claims += _recomputation(ranks, resolved, reference)
     claims += _offloaded(ranks, resolved, reference)
     claims += _fused(ranks, resolved)
-    claims += _noised(ranks, resolved)
+    claims += _options(ranks, resolved)
     claims += _compiled(ranks, resolved)
     claims += _float8(ranks, resolved, reference)
     claims += _collectives(ranks, resolved)
@@ -138,12 +139,14 @@ def _fused(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     return [Claim("fused-loss", "losses without logits", "every micro-batch", seen, ok)]
 
 
-def _noised(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
-    if resolved.recipe.model.neftune_alpha is None:
-        return []
-    ok = all(rank.noised == rank.forwards > 0 for rank in ranks)
-    seen = ", ".join(f"{rank.noised} of {rank.forwards}" for rank in ranks)
-    return [Claim("embedding-noise", "embeddings with noise", "every micro-batch", seen, ok)]
+def _options(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
+    claims = []
+    for option, _ in asked_options(resolved.recipe):
+        calls = [(rank.options[option.name], rank.forwards) for rank in ranks]
+        seen = ", ".join(f"{active} of {forwards}" for active, forwards in calls)
+        ok = all(active == forwards > 0 for active, forwards in calls)
+        claims.append(Claim(*option.claim, "every micro-batch", seen, ok))
+    return claims
 
 
 def _compiled(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:

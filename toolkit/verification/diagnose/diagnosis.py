@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolkit.verification.diagnose.known import KNOWN, Known
+from toolkit.verification.diagnose.known import Known, known
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """``id``: a key of ``KNOWN``. ``facts``: the numbers, names and texts that its templates use.
+    """``id``: a key of ``known()``. ``facts``: the numbers, names and texts that its templates use.
 
     Raises KeyError where the id is unknown or a template asks for a fact that is missing.
     """
@@ -24,7 +24,7 @@ class Diagnosis:
 
     @property
     def known(self) -> Known:
-        return KNOWN[self.id]
+        return known()[self.id]
 
     @property
     def cause(self) -> str:

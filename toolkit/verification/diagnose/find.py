@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from toolkit.reference.extras import Extras
+from toolkit.rooms import all_options
 from toolkit.strategies.engines.claims import Claim
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import IGNORED
@@ -53,12 +54,13 @@ def _none(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis 
 
 
 def _unproven(claims: Sequence[Claim]) -> Diagnosis | None:
+    diagnoses = _CLAIMS | {option.claim[0]: option.missing for option in all_options().values()}
     for claim in claims:
-        if claim.id in _CLAIMS:
+        if claim.id in diagnoses:
             seen = claim.seen[:160]
             facts = {"claim": claim.claim, "seen": seen, "expected": claim.expected}
             return Diagnosis(
-                _CLAIMS[claim.id], facts | {"evidence": f"{claim.claim}: {seen}; expected {claim.expected}"}
+                diagnoses[claim.id], facts | {"evidence": f"{claim.claim}: {seen}; expected {claim.expected}"}
             )
     return None
 
@@ -97,7 +99,6 @@ _CLAIMS = {
     "frozen": "frozen-weight-changes",
     "tied": "tied-weights-separate",
     "dtype": "wrong-dtype",
-    "embedding-noise": "noise-missing",
 }
 """The diagnosis by the claim without evidence."""
 _CAUSES_OF_DIFFERENCES = {"block-inputs", "float8-layers", "float8-products", "schedule"}
@@ -235,7 +236,7 @@ def _leaks(found: Pass, measure: Measure) -> bool:
 
 
 def _other_extras(found: Pass, measure: Measure) -> Diagnosis | None:
-    """A mistake in label smoothing, z-loss or noise that explains the wrong losses of a step."""
+    """A mistake in label smoothing, z-loss or an option that explains the wrong losses of a step."""
     reference, step = found.reference, measure.step
     if reference is None or found.replayed is None or measure.kind != "loss":
         return None
@@ -269,8 +270,9 @@ def _mistakes(own: Extras) -> list[tuple[str, dict[str, object], Extras]]:
     if own.smoothing and own.z_loss:
         both = replace(own, smoothing=0.0, z_loss=0.0)
         found.append(("loss-term-missing", {"term": "label_smoothing and z_loss"}, both))
-    if own.alpha:
-        found.append(("noise-of-padded-length", {}, replace(own, padded_length=True)))
+    for at, option in enumerate(own.options):
+        for cause, facts, wrong in option.mistakes():
+            found.append((cause, facts, replace(own, options=(*own.options[:at], wrong, *own.options[at + 1 :]))))
     return found
 
 

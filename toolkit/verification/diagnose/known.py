@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from toolkit.rooms import all_options
+
 
 @dataclass(frozen=True)
 class Known:
@@ -18,39 +20,40 @@ class Known:
     remedy: str = ""
 
 
-_MISSING = "{claim}: {seen}; expected {expected}"
+MISSING = "{claim}: {seen}; expected {expected}"
+"""Of a claim without evidence."""
 
 # What the recipe asks for and the run does not show.
 _EVIDENCE = {
     "block-inputs-cast": Known(
-        "inputs of blocks are cast to the compute dtype", _MISSING,
+        "inputs of blocks are cast to the compute dtype", MISSING,
         "torch 2.13.0, FSDP: cast_forward_inputs, True by default in FSDP2",
     ),
-    "base-not-quantised": Known("the base weights are not in 4 bits", _MISSING),
-    "float8-products-missing": Known("some products of the recipe's layers are not in float8", _MISSING),
+    "base-not-quantised": Known("the base weights are not in 4 bits", MISSING),
+    "float8-products-missing": Known("some products of the recipe's layers are not in float8", MISSING),
     "strategy-not-active": Known(
-        "the strategy is not active", _MISSING, "accelerate 1.15.0 on a machine without a GPU runs DDP instead",
+        "the strategy is not active", MISSING, "accelerate 1.15.0 on a machine without a GPU runs DDP instead",
     ),
     "collectives-missing": Known(
-        "the strategy is not active: it never calls its collectives", _MISSING,
+        "the strategy is not active: it never calls its collectives", MISSING,
         "accelerate 1.15.0 on a machine without a GPU runs DDP, or unconnected processes, instead",
     ),
     "sync-not-as-set": Known("gradients are summed over the ranks after other micro-batches than strategy.sync says",
-                             _MISSING),
-    "unsharded-not-as-set": Known("other frozen weights are whole than strategy.unsharded_blocks says", _MISSING),
-    "mesh-not-active": Known("the mesh is not active", _MISSING),
+                             MISSING),
+    "unsharded-not-as-set": Known("other frozen weights are whole than strategy.unsharded_blocks says", MISSING),
+    "mesh-not-active": Known("the mesh is not active", MISSING),
     "micro-batches-dropped": Known("micro-batches do not all pass through the stages (strategy.mesh.pipeline)",
-                                   _MISSING),
-    "mesh-copies-differ": Known("ranks that hold copies of the same part hold different ones", _MISSING),
+                                   MISSING),
+    "mesh-copies-differ": Known("ranks that hold copies of the same part hold different ones", MISSING),
     "processes-not-connected": Known(
-        "the processes are not connected", _MISSING, "accelerate 1.15.0 on a machine without a GPU",
+        "the processes are not connected", MISSING, "accelerate 1.15.0 on a machine without a GPU",
     ),
-    "checkpointing-not-applied": Known("activation checkpointing is set but not applied", _MISSING),
-    "other-parameters-train": Known("other parameters are trainable than the recipe says", _MISSING),
-    "frozen-weight-changes": Known("a frozen weight changes", _MISSING),
+    "checkpointing-not-applied": Known("activation checkpointing is set but not applied", MISSING),
+    "other-parameters-train": Known("other parameters are trainable than the recipe says", MISSING),
+    "frozen-weight-changes": Known("a frozen weight changes", MISSING),
     "tied-weights-separate": Known("tied weights have become separate parameters", "{evidence}",
                                    "verl#7834, lingua#75"),
-    "wrong-dtype": Known("tensors have another dtype than the recipe's precision says", _MISSING,
+    "wrong-dtype": Known("tensors have another dtype than the recipe's precision says", MISSING,
                          "peft#1706, DeepSpeed#1800"),
 }  # fmt: skip
 
@@ -124,12 +127,6 @@ _FORWARD = {
         "the z-loss counts tokens that have no label",
         "step {step}: the losses are those with the z-loss of padding and prompts too",
     ),
-    "noise-of-padded-length": Known(
-        "the noise on embeddings depends on how a batch is padded",
-        "step {step}: the losses are those with noise scaled by the padded length, not by each sample's own",
-        "transformers 5.23.0, integrations/neftune.py",
-    ),
-    "noise-missing": Known("noise on the embeddings is set and not added in every forward", _MISSING),
     "prompt-missing": Known(
         "micro-batches are computed without the adapter's virtual tokens",
         "step {step}: the losses of rank {rank} are those of the model without them",
@@ -355,5 +352,9 @@ _CHECKPOINTS = {
     "stored-rate-differs": Known("the learning rate of the next step differs", "{a} in A, {b} in B"),
 }  # fmt: skip
 
-KNOWN: dict[str, Known] = _EVIDENCE | _SAMPLES | _DATA | _FORWARD | _GRADIENT | _STEP | _AFTER | _CHECKPOINTS
-"""By id."""
+_OWN: dict[str, Known] = _EVIDENCE | _SAMPLES | _DATA | _FORWARD | _GRADIENT | _STEP | _AFTER | _CHECKPOINTS
+
+
+def known() -> dict[str, Known]:
+    """Every diagnosis by id, those of options too."""
+    return _OWN | {name: one for option in all_options().values() for name, one in option.diagnoses().items()}

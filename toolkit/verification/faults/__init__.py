@@ -1,4 +1,4 @@
-"""Faults, found by their id: every module beside this one that defines Fault classes."""
+"""Faults, found by their id: every module beside this one that defines Fault classes, and those of options."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.recipe.load import did_you_mean
+from toolkit.rooms import all_options
 from toolkit.verification.faults.base import Fault, NoFault
 
 
@@ -22,7 +23,7 @@ def faults() -> dict[str, type[Fault]]:
         for member in vars(importlib.import_module(f"{__name__}.{module}")).values():
             if isinstance(member, type) and issubclass(member, Fault) and "id" in vars(member) and member.id != "none":
                 found[member.id] = member
-    return found
+    return found | {fault.id: fault for option in all_options().values() for fault in option.faults()}
 
 
 def fault_class(fault_id: str) -> type[Fault]:

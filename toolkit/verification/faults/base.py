@@ -71,7 +71,7 @@ class Fault:
     stages: ClassVar[tuple[str, ...]]
     """The first stage that may see it, any of these; ``engagement`` stands for evidence."""
     diagnoses: ClassVar[tuple[str, ...]]
-    """What may be diagnosed, any of these: keys of ``diagnose.known.KNOWN``."""
+    """What may be diagnosed, any of these: keys of ``diagnose.known.known()``."""
     strategies: ClassVar[Applies] = EVERY
     processes: ClassVar[int] = 2
     """The least number of processes that it can be seen on, unless the strategy has one."""

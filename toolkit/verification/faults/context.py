@@ -22,7 +22,7 @@ class _OfParts(Fault):
         return {
             "strategy": {"mesh": {"context": 2}, "offload": "none"},
             "machine": {"processes": 2, "nodes": 1},
-            "model": {"attention": "sdpa", "neftune_alpha": None},
+            "model": {"attention": "sdpa"},
             "batch": batch,
             "compile": False,
             "fp8": False,

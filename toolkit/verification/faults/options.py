@@ -67,24 +67,3 @@ class ZLossUnmasked(Fault):
             return wrong
 
         patch(loss, "squared_logsumexp", squared_logsumexp)
-
-
-class NoiseOfPaddedLength(Fault):
-    id = "neftune-padded-length"
-    title = "NEFTune's noise is scaled by the padded length of a batch"
-    reference = "transformers 5.23.0, integrations/neftune.py"
-    stages = ("forward",)
-    diagnoses = ("noise-of-padded-length",)
-    needs: ClassVar = {"model": {"neftune_alpha": 5.0}, "data": {"packing": False}}
-
-    def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.model import embedding_noise
-
-        def noise_scale(right: Any) -> Any:
-            def wrong(tensors: Any, alpha: float, width: int) -> Any:
-                self.reached()
-                return right({"input_ids": tensors["input_ids"]}, alpha, width)
-
-            return wrong
-
-        patch(embedding_noise, "noise_scale", noise_scale)

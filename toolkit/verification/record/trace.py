@@ -102,8 +102,8 @@ class RankTrace:
     forwards: int = 0
     fused: int = 0
     """Forwards whose head answered with the loss in place of logits."""
-    noised: int = 0
-    """Forwards whose embeddings had noise."""
+    options: dict[str, int] = field(default_factory=dict)
+    """Forwards in training that each option of the recipe was active in, by its name."""
     offloaded: list[tuple[int, int, int]] = field(default_factory=list)
     """Of each store of activations: tensors sent to the host, come back, and bytes sent."""
     compiled: Compilation | None = None

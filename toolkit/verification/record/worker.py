@@ -20,11 +20,11 @@ from toolkit.data.samples import MapSamples
 from toolkit.errors import RunFailed
 from toolkit.model.checkpointing import host_stores, recomputed_calls
 from toolkit.model.compiling import compilation
-from toolkit.model.embedding_noise import noised_calls
 from toolkit.model.head_loss import fused_calls
 from toolkit.model.nf4 import nf4_layers
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.resolve import Resolved
+from toolkit.rooms import asked_options
 from toolkit.strategies.engines.claims import NotActive
 from toolkit.strategies.engines.connect import make_accelerator
 from toolkit.training import checkpoint, finding, loop
@@ -89,7 +89,7 @@ def _run(case: Case, trace: RankTrace) -> None:
         _train(session, case, progress, after_step)
     trace.forwards = sum(len(step.micros) for step in run.steps)
     trace.fused = fused_calls(session.engine.model) - evaluating["fused"]
-    trace.noised = noised_calls(session.engine.model)
+    trace.options = {one.name: one.calls(session.engine.model) for one, _ in asked_options(resolved.recipe)}
     if resolved.recipe.compile:
         seen = compilation()
         trace.compiled = replace(seen, calls=seen.calls - evaluating["calls"], runs=seen.runs - evaluating["runs"])

@@ -61,15 +61,15 @@ def noise_scale(tensors: Mapping[str, Any], alpha: float, width: int) -> torch.T
     return scale if mask is None else scale * mask
 
 
-def add_embedding_noise(model: nn.Module, alpha: float) -> None:
-    """Have ``model`` add noise to its input embeddings in training mode. Call before it is wrapped."""
-    noise = EmbeddingNoise(alpha)
+def apply(model: nn.Module, settings: float) -> None:
+    """Have ``model`` add noise to its input embeddings in training mode."""
+    noise = EmbeddingNoise(settings)
     table: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
     model.register_forward_pre_hook(noise.before, with_kwargs=True)
     table.register_forward_hook(noise.after)
     setattr(table, _ATTRIBUTE, noise)
 
 
-def noised_calls(model: nn.Module) -> int:
+def calls(model: nn.Module) -> int:
     """How many forwards of ``model`` had noise."""
     return sum(vars(module)[_ATTRIBUTE].calls for module in model.modules() if _ATTRIBUTE in vars(module))

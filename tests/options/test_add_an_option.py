@@ -1,0 +1,177 @@
+"""The option of docs/how-to/add-an-option.md, in that file alone, through config, train, verify, plan, import and docs.
+
+Nothing in the package knows it; TOOLKIT_PLUGINS names the file that the page's block of code is written to.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from jobs import plain_run
+from tiny import recipe_dict
+from toolkit import import_config
+from toolkit.cli import app
+from toolkit.errors import InputError
+from toolkit.launch.group import WorkerGroup
+from toolkit.plugins import VARIABLE, load_plugins
+from toolkit.recipe.load import load_recipe
+from toolkit.recipe.schema import Recipe
+from toolkit.rooms import REGISTERED
+from toolkit.strategies import resolve
+from toolkit.verification.run import verify
+
+PAGE = Path(__file__).parents[2] / "docs/how-to/add-an-option.md"
+NAME = "soft-cap"
+CAP = {"options": {NAME: {"cap": 0.1}}}  # logits of the small random models are about 0.1
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    block = re.search(r'```python title="(.*?)"\n(.*?)```', PAGE.read_text(), re.DOTALL)
+    assert block is not None
+    file = tmp_path_factory.mktemp("plugin") / block.group(1)
+    file.write_text(block.group(2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(file))
+        load_plugins()
+        yield file
+    del REGISTERED[NAME]
+
+
+@pytest.fixture(scope="module")
+def group(plugin: Path, launches: None) -> Iterator[WorkerGroup]:
+    """Two processes that know the option: they inherit the variable."""
+    with WorkerGroup(2) as workers:
+        yield workers
+
+
+def recipe(tiny_root: Path, **sections: Any) -> dict[str, Any]:
+    return recipe_dict(tiny_root, **(CAP | sections))
+
+
+def resolved(tiny_root: Path, **sections: Any) -> Any:
+    return resolve(Recipe.model_validate(recipe(tiny_root, **sections)), device="cpu")
+
+
+@pytest.fixture
+def recipe_file(plugin: Path, tiny_root: Path, tmp_path: Path) -> Path:
+    file = tmp_path / "recipe.yaml"
+    run = {"max_steps": 2, "output_dir": str(tmp_path / "run")}
+    file.write_text(yaml.safe_dump(recipe(tiny_root, run=run), sort_keys=False))
+    return file
+
+
+def test_config_says_what_no_file_has(recipe_file: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["config", str(recipe_file), "-o", str(tmp_path / "launch"), "--explain"])
+    assert done.exit_code == 0, done.output
+    assert re.search(r"^options\.soft-cap .*not in training_args\.json", done.output, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ({"cap": "much"}, r"recipe\.yaml:\d+:\d+: options\.soft-cap\.cap: input should be a valid number"),
+        ({"cap": 0.5, "kap": 1}, r"recipe\.yaml:\d+:\d+: options\.soft-cap\.kap: unknown key; did you mean cap\?"),
+        ({}, r"options\.soft-cap\.cap: missing"),
+    ],
+)
+def test_its_keys_are_typed(recipe_file: Path, written: dict[str, Any], message: str) -> None:
+    values = yaml.safe_load(recipe_file.read_text())
+    recipe_file.write_text(yaml.safe_dump(values | {"options": {NAME: written}}, sort_keys=False))
+    with pytest.raises(InputError, match=message):
+        load_recipe(recipe_file)
+
+
+def test_an_option_that_nothing_defines(recipe_file: Path) -> None:
+    values = yaml.safe_load(recipe_file.read_text())
+    recipe_file.write_text(yaml.safe_dump(values | {"options": {"hard-cap": {}}}, sort_keys=False))
+    with pytest.raises(
+        InputError, match=r"recipe\.yaml:\d+:\d+: options\.hard-cap: .*\(known: soft-cap\); TOOLKIT_PLUGINS"
+    ):
+        load_recipe(recipe_file)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"loss": "fused"}, "loss: fused computes no logits"),
+        (
+            {"strategy": {"name": "ddp", "mesh": {"context": 2}}},
+            "strategy.mesh.context: has not been verified with options.soft-cap",
+        ),
+    ],
+)
+def test_what_it_cannot_be_with(plugin: Path, tiny_root: Path, sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        resolved(tiny_root, **sections)
+
+
+def test_a_recipe_without_it_is_written_as_before(plugin: Path, tiny_root: Path) -> None:
+    assert "options" not in Recipe.model_validate(recipe_dict(tiny_root)).model_dump(mode="json")
+    assert Recipe.model_validate(recipe(tiny_root)).model_dump(mode="json")["options"] == CAP["options"]
+
+
+@pytest.mark.usefixtures("launches")
+def test_the_command_trains(recipe_file: Path, tiny_root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "toolkit", "train", str(recipe_file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    # Logits within the cap of zero: no loss is further from ln(300) than twice the cap.
+    assert abs(result["final_loss"] - math.log(300)) < 0.2
+    other = plain_run(resolve(Recipe.model_validate(recipe_dict(tiny_root)), device="cpu"), 2)
+    assert result["final_loss"] != pytest.approx(other.losses[-1], rel=1e-5), "the option changes nothing"
+
+
+def test_verify_proves_it(tiny_root: Path, group: WorkerGroup) -> None:
+    outcome = verify(resolved(tiny_root), group=group, time_limit=120)
+    assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
+    [seen] = [claim for claim in outcome.passes[0].claims if claim.id == "soft-cap"]
+    assert seen.ok
+
+
+def test_its_fault_is_found_and_named(tiny_root: Path, group: WorkerGroup) -> None:
+    outcome = verify(resolved(tiny_root), group=group, fault="soft-cap-ignored", time_limit=120, stop_early=True)
+    assert outcome.verdict == "different"
+    assert outcome.diagnosis is not None
+    assert outcome.diagnosis.id == "logits-not-capped"
+
+
+def test_plan_traces_it(recipe_file: Path, tmp_path: Path) -> None:
+    peaks = []
+    for target, words in (("with", ["options.soft-cap.cap=0.5"]), ("without", ["options={}"])):
+        file = tmp_path / f"{target}.json"
+        done = CliRunner().invoke(app, ["plan", str(recipe_file), *words, "--gpu", "h100", "--json", str(file)])
+        assert done.exit_code == 0, done.output
+        peaks.append(next(c["peak_bytes"] for c in json.loads(file.read_text())["candidates"] if c["asked"]))
+    assert peaks[0] > peaks[1], "tanh keeps its output for the backward"
+
+
+def test_import_reads_the_key_of_another_tool(plugin: Path, tmp_path: Path) -> None:
+    file = tmp_path / "axolotl.yaml"
+    written = {
+        "base_model": "org/model", "datasets": [{"path": "org/data", "type": "completion"}], "sequence_len": 2048,
+        "micro_batch_size": 2, "num_epochs": 2, "learning_rate": 1e-4, "final_logit_softcapping": 30,
+    }  # fmt: skip
+    file.write_text(yaml.safe_dump(written))
+    made = import_config([file])
+    assert made.recipe is not None, made.blocks
+    assert made.recipe.options == {NAME: {"cap": 30.0}}
+
+
+def test_the_page_of_recipes_lists_it(plugin: Path) -> None:
+    from docsite.recipe_page import reference
+
+    assert "### options.soft-cap\n\nLogits are capped softly" in reference()
+    assert "| `cap` | float | required |" in reference()

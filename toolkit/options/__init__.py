@@ -1,0 +1,1 @@
+"""Options of training, a folder each; ``toolkit/rooms.py`` finds them. Nothing else imports them."""

@@ -1,0 +1,218 @@
+"""Rooms: what an option of training offers to the rest of the toolkit, and the registry that finds them.
+
+A room is a folder of ``toolkit/options/`` with modules of fixed names: ``spec.py`` (a subclass of ``Option``; imports
+neither torch nor anything that trains), ``apply.py``, ``reference.py``, ``faults.py`` and ``names.py``. Nothing imports
+them but this registry, by name: without the folder the option is gone, and nothing else. An option of somebody else
+is a module of the same kind, or a single file that overrides the methods (`toolkit/plugins.py` says how it is found);
+its keys stand under ``options.NAME``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from toolkit.plugins import load_plugins
+
+_ROOMS = Path(__file__).with_name("options")
+REGISTERED: dict[str, Option] = {}
+
+
+class Keys(BaseModel):
+    """Base of an option's keys: unknown ones are errors, and types are strict."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Option:
+    """An option of training. A subclass with a ``name`` registers itself.
+
+    ``settings`` below is what the recipe has under the option's key: the value of a typed key, or an instance of
+    ``keys``. The methods that return nothing here have their parts in the modules of the room.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    """What it does, in one line; for messages and the docs."""
+    typed_key: ClassVar[str] = ""
+    """Its key in the schema, `section.key`; empty: `options.NAME`, with ``keys``."""
+    keys: ClassVar[type[Keys]] = Keys
+    """What `options.NAME` takes."""
+    axes: ClassVar[frozenset[str]] = frozenset()
+    """Axes of `strategy.mesh`, of context, tensor, expert and pipeline, that it has been verified with."""
+    claim: ClassVar[tuple[str, str]]
+    """Of the evidence that it is active: an id, and what is counted (`embeddings with noise`)."""
+    missing: ClassVar[str]
+    """The diagnosis where that evidence is missing; one of ``diagnoses``."""
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in vars(cls):
+            return
+        known = REGISTERED.get(cls.name)
+        if known is not None and type(known).__module__ != cls.__module__:
+            raise ValueError(f"option {cls.name!r} is defined by {type(known).__module__} and by {cls.__module__}")
+        REGISTERED[cls.name] = cls()
+
+    @property
+    def key(self) -> str:
+        """Its key in the recipe."""
+        return self.typed_key or f"options.{self.name}"
+
+    def settings(self, recipe: Any) -> Any:
+        """What the recipe asks of it; None: it is off."""
+        if not self.typed_key:
+            values = recipe.options.get(self.name)
+            return None if values is None else self.keys.model_validate(values)
+        return functools.reduce(getattr, self.typed_key.split("."), recipe)
+
+    def remove(self, values: dict[str, Any]) -> None:
+        """Turn it off in a recipe's ``values``, in place."""
+        *sections, last = self.key.split(".")
+        for section in sections:
+            values = values.get(section) or {}
+        values.pop(last, None)
+
+    # ------------------------------------------------------------------ of a recipe; imports nothing heavy
+
+    def refusals(self, settings: Any, recipe: Any) -> list[str]:
+        """What the recipe has that it cannot be with: a sentence each, `key: why; what to set instead`."""
+        return []
+
+    def decision(self, settings: Any) -> tuple[Any, str] | None:
+        """A line of `config --explain`: the value in force, and which of the files cannot hold it."""
+        return settings, "not in training_args.json: the Trainer has no such option"
+
+    def training_args(self, settings: Any) -> dict[str, Any]:
+        """Its arguments of the transformers Trainer."""
+        return {}
+
+    def names(self, tool: str) -> Mapping[str, Any]:
+        """Rules for the keys of another tool (`toolkit/importing/table.py`), by key. ``tool``: the id of
+        its table, for example ``axolotl``; ``trainer`` for scripts of transformers' Trainer."""
+        module = self._part("names")
+        return {} if module is None else module.RULES.get(tool, {})
+
+    # ------------------------------------------------------------------ of a run; imports torch
+
+    def apply(self, model: Any, settings: Any) -> None:
+        """Change ``model`` in place: adapted, of its final dtypes, not yet compiled, checkpointed or wrapped."""
+        self._needed("apply").apply(model, settings)
+
+    def calls(self, model: Any) -> int:
+        """How many forwards in training mode it has been active in, in this process."""
+        return int(self._needed("apply").calls(model))
+
+    def plain(self, settings: Any) -> Any:
+        """Its part of the plain loop, written independently of ``apply``: a PlainOption (toolkit/reference)."""
+        return self._needed("reference").plain(settings)
+
+    def faults(self) -> Sequence[Any]:
+        """Known ways in which it goes wrong: classes of ``toolkit.verification.faults.base.Fault``."""
+        module = self._part("faults")
+        return [] if module is None else module.FAULTS
+
+    def diagnoses(self) -> Mapping[str, Any]:
+        """By id what `verify` can say of it: ``toolkit.verification.diagnose.known.Known``."""
+        module = self._part("faults")
+        return {} if module is None else module.DIAGNOSES
+
+    def _needed(self, part: str) -> Any:
+        module = self._part(part)
+        if module is None:
+            raise NotImplementedError(f"option {self.name}: {type(self).__module__} has no {part}")
+        return module
+
+    def _part(self, part: str) -> Any:
+        """A module beside this room's ``spec``; None if there is none."""
+        package, _, own = type(self).__module__.rpartition(".")
+        name = f"{package}.{part}"
+        return importlib.import_module(name) if own == "spec" and importlib.util.find_spec(name) else None
+
+
+class Asked(NamedTuple):
+    """An option that a recipe asks for, and how."""
+
+    option: Option
+    settings: Any
+
+
+@functools.cache
+def _load_rooms() -> None:
+    for module in pkgutil.iter_modules([str(_ROOMS)]):
+        importlib.import_module(f"toolkit.options.{module.name}.spec")
+
+
+def all_options() -> dict[str, Option]:
+    """Every option by name; those of installed packages too."""
+    _load_rooms()
+    load_plugins()
+    return dict(sorted(REGISTERED.items()))
+
+
+def option_named(name: str) -> Option | None:
+    """The option of that name; None if there is none."""
+    _load_rooms()
+    load_plugins(installed=False)
+    if name not in REGISTERED:
+        load_plugins()
+    return REGISTERED.get(name)
+
+
+def asked_options(recipe: Any) -> list[Asked]:
+    """What ``recipe`` asks for, by name."""
+    _load_rooms()
+    own = [option for option in REGISTERED.values() if option.typed_key]
+    others = [option for name in recipe.options if (option := option_named(name)) is not None]
+    found = (Asked(option, option.settings(recipe)) for option in sorted((*own, *others), key=lambda one: one.name))
+    return [one for one in found if one.settings is not None]
+
+
+def in_room(name: str) -> AfterValidator:
+    """For the schema's key of an option: refuses it where the option's folder is not there; for pydantic."""
+
+    def check(value: Any) -> Any:
+        if value is not None and option_named(name) is None:
+            raise ValueError(f"this installation has no toolkit/options/{name}; remove the key")
+        return value
+
+    return AfterValidator(check)
+
+
+def known_options(values: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Validate the section ``options`` by the keys that each option has; for pydantic."""
+    for name, own in values.items():
+        option = option_named(name)
+        if option is None or option.typed_key:
+            raise _unknown(name, own, option)
+        try:
+            option.keys.model_validate(own)
+        except ValidationError as error:
+            raise _below(name, error) from None
+    return values
+
+
+def _unknown(name: str, own: Any, option: Option | None) -> ValidationError:
+    if option is not None:
+        message = f"is {option.typed_key} of the recipe; write it there"
+    else:
+        others = ", ".join(one.name for one in all_options().values() if not one.typed_key) or "none"
+        message = f"no module that is loaded defines this option (known: {others}); TOOLKIT_PLUGINS names such modules"
+    problem = PydanticCustomError("value_error", "{error}", {"error": message})
+    return ValidationError.from_exception_data("options", [InitErrorDetails(type=problem, loc=(name,), input=own)])
+
+
+def _below(name: str, error: ValidationError) -> ValidationError:
+    """``error`` of the keys of one option, as one of the section."""
+    inner = [
+        InitErrorDetails(type=one["type"], loc=(name, *one["loc"]), input=one["input"], ctx=one.get("ctx", {}))
+        for one in error.errors()
+    ]
+    return ValidationError.from_exception_data("options", inner)
