@@ -136,7 +136,7 @@ def main() -> None:
         print(line, file=sys.stderr)
 
     more = [] if given.more is None else [json.loads(line) for line in given.more.read_text("utf-8").splitlines()]
-    by_command = commands.table(more) if more else []
+    by_command = commands.table([*rows, *more])
     found = held_against(rows, show)
     text = (
         "\n".join([*accounts(rows, found), *table(found), *process(found), *by_command, *times.table(rows, show)])

@@ -108,14 +108,17 @@ def entering(entered: list[Any], model: nn.Module) -> Iterator[None]:
         yield
 
 
+def norms_alone(row: dict[str, Any]) -> bool:
+    """Whether norms are in float32: trl's peft_module_casting_to_bf16 takes embeddings and head back to 16 bits."""
+    return "norms/embeddings/head in fp32" in row["notes"]
+
+
 def _dtypes(row: dict[str, Any]) -> Callable[[Resolved], Precision]:
     def precision(resolved: Resolved) -> Precision:
         own = adapters_in_float32(resolved)
         if not row["precision"]["autocast"]:
             return own
-        # trl's peft_module_casting_to_bf16 takes embeddings and head back to 16 bits: norms alone stay in float32.
-        upcast = "norms/embeddings/head in fp32" in row["notes"]
-        norms = "float32" if upcast else ""
+        norms = "float32" if norms_alone(row) else ""
         return LoopPrecision(own.compute, own.trainable, own.frozen, autocast=True, packed="bfloat16", norms=norms)
 
     return precision

@@ -18,6 +18,7 @@ import torch
 from benchmarks.outside import kernels
 from toolkit.planning.loops import LOOPS
 from toolkit.planning.predict import Planner
+from toolkit.planning.segments import Segment
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
@@ -71,6 +72,15 @@ def planned(row: dict[str, Any]) -> Iterator[tuple[Planner, Resolved]]:
     """The row's planner and recipe."""
     resolved = resolve(Recipe.model_validate(recipe(row)), "row", device="cuda")
     yield Planner.of(resolved, row["seq_len"], replace(LOOPS["toolkit"], loss=_loss)), resolved
+
+
+def segments(planner: Planner, resolved: Resolved) -> list[Segment]:
+    """Segments with the attention of that time: Triton's form of the first FlashAttention, or its own."""
+    found = []
+    for one in planner.segments_of(resolved):
+        attention = {kernel._replace(name="flash1"): count for kernel, count in one.work.attention.items()}
+        found.append(replace(one, work=replace(one.work, attention=attention)))
+    return found
 
 
 def _loss(model: Any, config: Any, tensors: Any, task: str, terms: Any) -> torch.Tensor:

@@ -14,7 +14,7 @@ from benchmarks.outside.allocator import in_fitted_half
 from benchmarks.outside.rows import described
 from toolkit.planning.hardware import Device, devices
 from toolkit.planning.predict import Planner
-from toolkit.planning.reached import reached
+from toolkit.planning.reached import AMPERE, reached
 from toolkit.planning.time import Rates, amounts, handled_bytes, optimizer_share, step_seconds, update_passes
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
@@ -35,9 +35,9 @@ APART = 0.03
 @dataclass(frozen=True)
 class Timed:
     """One row. ``measured``: seconds of a step. ``predicted``: with the plan's rates; ``low`` and ``high``: its
-    interval. ``parts``: seconds of products, attention and other kernels at the data sheet's rates, and of a byte of
-    memory traffic for each byte that is sent; ``rest``: predicted seconds beside them (links that are waited for,
-    offload). ``setting``: what rows must share to be compared with each other."""
+    interval. ``parts``: seconds of products and of kernels but attention at the data sheet's rates, and of a byte of
+    memory traffic for each byte that is sent; ``rest``: predicted seconds beside them (attention, links that are waited
+    for, offload). ``setting``: what rows must share to be compared with each other."""
 
     id: str
     what: str
@@ -47,7 +47,7 @@ class Timed:
     predicted: float
     low: float
     high: float
-    parts: tuple[float, float, float, float]
+    parts: tuple[float, float, float]
     rest: float
     setting: tuple[Any, ...]
 
@@ -108,11 +108,10 @@ def timed(row: dict[str, Any]) -> Timed:
         updating = update_passes(resolved) * optimizer_share(resolved, holdings) / (device.bandwidth * 1e9)
     parts = (
         times * (forward.products + backward.products),
-        times * (forward.attention + backward.attention),
         times * (forward.moved + backward.moved) + updating,
         sent / (device.bandwidth * 1e9),
     )
-    busy = found.compute + (found.optimizer if updating else 0.0) + rates.handled * parts[3] / rates.bandwidth
+    busy = parts[0] / rates.compute + (parts[1] + rates.handled * parts[2]) / rates.bandwidth
     setting = (row["source_repo"], device.name, row["model"], row["micro_batch"], row["seq_len"], row["grad_accum"])
     return Timed(
         row["id"], described(row), row["source_repo"], device.name, seconds_of(row, planner, resolved), found.total,
@@ -128,49 +127,83 @@ def seconds_of(row: dict[str, Any], planner: Planner, resolved: Resolved) -> flo
     return float(tokens / row["tokens_per_second_per_gpu"])
 
 
-Parts = tuple[float, float, float, float]
+Parts = tuple[float, float, float]
 
 
 def fit(rows: Sequence[Timed], known: Parts | None = None) -> Parts:
-    """Parts of the data sheet's rates that products, attention and memory reach, and bytes of memory traffic with each
-    byte that is sent: least squares of the relative errors over ``rows``, each of which counts the same. ``known``: of
-    another device, whose memory and traffic are taken."""
+    """Parts of the data sheet's rates that products and memory reach, and bytes of memory traffic with each byte that
+    is sent: least squares of the relative errors over ``rows``, each of which counts the same. ``known``: of another
+    device, whose memory and traffic are taken."""
     import torch
 
-    columns = 4 if known is None else 2
     table = torch.tensor([[p / row.measured for p in row.parts] for row in rows], dtype=torch.float64)
     wanted = torch.tensor([1 - row.rest / row.measured for row in rows], dtype=torch.float64)
     if known is not None:
-        wanted = wanted - table[:, 2:] @ torch.tensor(_costs(known)[2:], dtype=torch.float64)
-    solved = torch.linalg.lstsq(table[:, :columns], wanted[:, None]).solution[:, 0].tolist()
+        wanted = wanted - table[:, 1:] @ torch.tensor(_costs(known)[1:], dtype=torch.float64)
+        table = table[:, :1]
+    solved = torch.linalg.lstsq(table, wanted[:, None]).solution[:, 0].tolist()
     if known is not None:
-        return 1 / solved[0], 1 / solved[1], known[2], known[3]
-    return 1 / solved[0], 1 / solved[1], 1 / solved[2], solved[3] / solved[2]
+        return 1 / solved[0], known[1], known[2]
+    return 1 / solved[0], 1 / solved[1], solved[2] / solved[1]
 
 
 def _costs(parts: Parts) -> tuple[float, ...]:
     """Seconds for each of a row's ``parts``."""
-    return 1 / parts[0], 1 / parts[1], 1 / parts[2], parts[3] / parts[2]
+    return 1 / parts[0], 1 / parts[1], parts[2] / parts[1]
 
 
-def spread(rows: Sequence[Timed], parts: Parts) -> tuple[float, float]:
-    """Measured by predicted: a tenth and nine tenths of ``rows``, in which every source counts the same; the least and
-    the most with less than ten rows."""
-    factors = []
-    for row in rows:
-        predicted = row.rest + sum(one * cost for one, cost in zip(row.parts, _costs(parts), strict=True))
-        weight = 1 / sum(other.source == row.source for other in rows)
-        factors.append((row.measured / predicted, weight))
-    factors.sort()
-    if len(factors) < 10:
-        return factors[0][0], factors[-1][0]
+def seconds_with(row: Timed, parts: Parts) -> float:
+    """Predicted seconds of a row's step with these numbers."""
+    return row.rest + sum(one * cost for one, cost in zip(row.parts, _costs(parts), strict=True))
+
+
+def fits(rows: Sequence[Timed]) -> dict[str, Parts]:
+    """The numbers of ``rows``, by device: of the A100 and the H100 fitted, of others an A100's with the rate that large
+    products reach alone (toolkit/planning/reached.py)."""
+    ampere = fit([row for row in rows if row.device == FITTED[0]])
+    found = {FITTED[0]: ampere, FITTED[1]: fit([row for row in rows if row.device == FITTED[1]], ampere)}
+    for name in set(DEVICES.values()) - set(FITTED):
+        found[name] = (ampere[0] * reached(name).products / AMPERE.products, *ampere[1:])
+    return found
+
+
+def spread(rows: Sequence[tuple[Timed, float]]) -> tuple[float, float]:
+    """Measured by predicted seconds: a tenth and nine tenths of ``rows``, in which every source counts the same."""
+    factors = sorted(
+        (row.measured / predicted, 1 / sum(other.source == row.source for other, _ in rows)) for row, predicted in rows
+    )
     total, done = sum(weight for _, weight in factors), 0.0
     ends: list[float] = []
     for factor, weight in factors:
         done += weight / total
         if (len(ends) < 1 and done >= 0.1) or (len(ends) == 1 and done >= 0.9):
             ends.append(factor)
-    return ends[0], ends[1]
+    return ends[0], ends[-1]
+
+
+def spreads(rows: Sequence[Timed], known: dict[str, Parts]) -> dict[bool, tuple[float, float]]:
+    """The intervals of ``rows``: of the A100 (True), and of all others together, which are few."""
+    predicted = [(row, seconds_with(row, known[row.device])) for row in rows]
+    return {
+        ampere: spread([(row, seconds) for row, seconds in predicted if (row.device == FITTED[0]) == ampere])
+        for ampere in (True, False)
+    }
+
+
+def swapped(rows: Sequence[Timed]) -> list[tuple[Timed, float, bool]]:
+    """Every row with the seconds that are predicted with numbers of the half that it is not of, and whether the
+    measured ones are inside that half's interval."""
+    found = []
+    for side in (True, False):
+        fitted = [row for row in rows if in_fitted_half(row.id) == side]
+        known = fits(fitted)
+        ends = spreads(fitted, known)
+        for row in rows:
+            if in_fitted_half(row.id) != side:
+                predicted = seconds_with(row, known[row.device])
+                low, high = ends[row.device == FITTED[0]]
+                found.append((row, predicted, low * predicted <= row.measured <= high * predicted))
+    return found
 
 
 def order(rows: Sequence[Timed]) -> tuple[int, int]:
@@ -198,7 +231,7 @@ def table(rows: list[dict[str, Any]], say: Callable[[str], None] = lambda text: 
         if not why_not_timed(row):
             found.append(timed(row))
             say(f"{row['id']} {found[-1].measured:.3f} s, predicted {found[-1].predicted:.3f} s")
-    lines = ["## Time", "", *_fits(found), "", *_by_source(found), ""]
+    lines = ["## Time", "", *_swap(found), "", *_fits(found), "", *_by_source(found), ""]
     lines += ["| row | configuration | device | measured s | predicted s | interval s | error | fitted to |",
               "| --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     lines += [
@@ -214,29 +247,47 @@ def table(rows: list[dict[str, Any]], say: Callable[[str], None] = lambda text: 
     return lines + [f"| {source} | {why} | {count} |" for (source, why), count in sorted(reasons.items())]
 
 
+def _swap(found: list[Timed]) -> list[str]:
+    """What the halves say of each other."""
+    rows = swapped(found)
+    errors = {row.id: predicted / row.measured - 1 for row, predicted, _ in rows}
+    inside = sum(within for *_, within in rows)
+    far = ", ".join(f"{name} ({error:+.0%})" for name, error in errors.items() if abs(error) > 0.15)
+    lines = [
+        f"Fitted to one half and held against the other, both ways: of {len(rows)} rows the median error is "
+        f"{statistics.median(map(abs, errors.values())):.1%}, and {inside} ({inside / len(rows):.0%}) are inside. More "
+        f"than 15% off: {far}.",
+        "",
+        "| source | device | rows | median error | inside |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for key in dict.fromkeys((row.source, row.device) for row in found):
+        own = [one for one in rows if (one[0].source, one[0].device) == key]
+        median = statistics.median(abs(errors[row.id]) for row, *_ in own)
+        lines.append(f"| {key[0]} | {key[1]} | {len(own)} | {median:.1%} | {sum(within for *_, within in own)} |")
+    return lines
+
+
 def _fits(found: list[Timed]) -> list[str]:
-    lines = ["| device | fitted to | products | attention | memory | traffic of a sent byte | measured by predicted |",
-             "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
-    known = None
+    lines = ["| device | fitted to | products | memory | traffic of a sent byte | measured by predicted |",
+             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    half = [row for row in found if in_fitted_half(row.id)]
+    known = fits(half)
+    ends = spreads(half, known)
     for device in FITTED:
-        half = [row for row in found if row.device == device and row.fitted]
-        parts = fit(half, known)
-        known = known or parts
-        lines.append(_fit_line(device, str(len(half)), parts, spread(half, parts)))
+        count = sum(row.device == device for row in half)
+        lines.append(_fit_line(device, str(count), known[device], ends[device == FITTED[0]]))
         lines.append(_fit_line(f"{device} in the plan", "", *_of_plan(device)))
-    others = [row for row in found if row.device not in FITTED and in_fitted_half(row.id)]
-    assert known is not None
-    lines.append(_fit_line("others", f"{len(others)} (the interval alone)", known, spread(others, known)))
-    return [*lines, _fit_line("others in the plan", "", *_of_plan(""))]
+    return lines
 
 
 def _of_plan(device: str) -> tuple[Parts, tuple[float, float]]:
     own = reached(device)
-    return (own.products, own.attention, own.bandwidth, own.handled), (own.low, own.high)
+    return (own.products, own.bandwidth, own.handled), (own.low, own.high)
 
 
 def _fit_line(name: str, rows: str, parts: Parts, ends: tuple[float, float]) -> str:
-    numbers = f"{parts[0]:.2f} | {parts[1]:.2f} | {parts[2]:.2f} | {parts[3]:.1f} | {ends[0]:.2f} to {ends[1]:.2f}"
+    numbers = f"{parts[0]:.2f} | {parts[1]:.2f} | {parts[2]:.1f} | {ends[0]:.2f} to {ends[1]:.2f}"
     return f"| {name} | {rows} | {numbers} |"
 
 

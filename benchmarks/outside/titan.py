@@ -75,6 +75,6 @@ def segments(planner: Planner, resolved: Resolved) -> list[Segment]:
     found = []
     for one, other in zip(kept, again, strict=True):
         more = other.work + one.work * -1
-        half = Work(more.products / 2, more.wide / 2, 0, more.operands / 2, more.moved, more.kernels)
+        half = Work(more.products / 2, more.wide / 2, more.operands / 2, more.moved, more.kernels)
         found.append(replace(one, work=one.work + half))
     return found

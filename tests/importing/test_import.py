@@ -438,6 +438,40 @@ def test_a_folder_with_files_is_noted(tmp_path: Path) -> None:
     assert any("run.output_dir=NEW" in note for note in of(tmp_path, TRL, output_dir=str(tmp_path / "out")).notes)
 
 
+@every_case(
+    ("config", "more", "options"),
+    [
+        pytest.param(TRL, {}, "--loop trl", id="trl"),
+        pytest.param(AXOLOTL, {"gradient_checkpointing": True}, "--loop trainer", id="axolotl"),
+        pytest.param(
+            AXOLOTL,
+            {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
+            "--loop trainer --loop-set reentrant=true",
+            id="axolotl, reentrant",
+        ),
+        pytest.param(LLAMAFACTORY, {}, "--loop trainer --loop-set reentrant=true", id="llamafactory"),
+        pytest.param(LLAMAFACTORY, {"use_reentrant_gc": False}, "--loop trainer", id="llamafactory, not reentrant"),
+        pytest.param(
+            LLAMAFACTORY,
+            {"quantization_bit": 4, "double_quantization": False},
+            "--loop trainer --loop-set reentrant=true --loop-set double_quant=false",
+            id="llamafactory, one quantisation",
+        ),
+        pytest.param(SWIFT, {}, "--loop trainer", id="swift"),
+    ],
+)
+def test_a_recipe_says_how_to_plan_it_as_its_tool_trains(
+    tmp_path: Path, config: dict[str, Any] | str, more: dict[str, Any], options: str
+) -> None:
+    from toolkit.planning.loops import loop_named
+
+    made = of(tmp_path, config, "data.train=org/data", "data.format=text", **more)
+    (note,) = (note for note in made.notes if "toolkit plan" in note)
+    assert note == f"memory and time as {made.tool} trains: toolkit plan RECIPE {options}"
+    assert made.text is None or f"# Note: {note}" in made.text
+    assert loop_named(options.replace("--loop-set ", "").removeprefix("--loop ")).title
+
+
 def test_values_keep_their_type_in_the_recipe() -> None:
     from toolkit.recipe.positions import parse
     from toolkit.recipe.yaml_text import scalar

@@ -40,6 +40,17 @@ def test_an_evaluation_of_the_trainer_takes_what_it_takes(precision: str, rows: 
     assert memory.peak_phase == "evaluate", "a step of one row takes less"
 
 
+@every_case(("precision", "rows"), [("bf16", 8), ("fp32", 8), ("bf16", 16)])
+@pytest.mark.usefixtures("launches")
+def test_an_evaluation_of_the_sfttrainer_takes_what_it_takes(precision: str, rows: int) -> None:
+    """Without Triton a tile's mask of words before the target stays beside its exponentials: a thirteenth of the peak's
+    tile, which was missing."""
+    made = planner(f"trl eval_micro={rows}", precision)
+    with WorkerGroup(1) as lone:
+        [real] = lone.run(trainer_evaluation, WIDE, LENGTH, precision == "bf16", rows, 0, True)
+    assert made.memory(made.resolved).phases["evaluate"] == pytest.approx(real, rel=0.005)
+
+
 @every_case(
     ("loop", "held", "kept"), [("bare", True, 0), ("bare held_outputs=false", False, 0), ("bare eval_kept=4", True, 4)]
 )

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.outside import foundry, peft, times
+from benchmarks.outside.allocator import in_fitted_half
 from cases import every_case
 from plan.test_outside import LLAMA3, NEW, OLD, QFOAK, row
 from toolkit.planning.hardware import device_named
@@ -19,7 +20,7 @@ from toolkit.planning.reached import reached
 from toolkit.planning.search import Search
 from toolkit.planning.segments import Segment
 from toolkit.planning.time import Rates, amounts, computing, handled_bytes, step_seconds, update_passes
-from toolkit.planning.work import Work
+from toolkit.planning.work import Attention, Work
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve, strategy_of
 
@@ -173,7 +174,8 @@ def test_a_thin_product_is_memory_traffic(meter: Meter) -> None:
 def test_a_causal_kernel_computes_half(meter: Meter, causal: bool) -> None:
     query = empty(1, 8, 256, 64)
     work = seen(meter, torch.ops.aten._scaled_dot_product_flash_attention.default, query, query, query, 0.0, causal)
-    assert work.attention == 2 * 2 * 8 * 256 * 256 * 64 / (2 if causal else 1)
+    count = 2 * 2 * 8 * 256 * 256 * 64 / (2 if causal else 1)
+    assert work.attention == {Attention("flash", False, 64, 256, causal): count}
     assert work.products == work.moved == 0
 
 
@@ -236,6 +238,9 @@ def test_a_step_takes_as_long_as_issuing_its_kernels() -> None:
 def test_clipping_and_foreach_kernels_are_passes_over_the_weights() -> None:
     sections: list[dict[str, Any]] = [{}, {"kernel": "foreach"}, {"max_grad_norm": None}]
     assert [update_passes(planned(optimizer=section)[1]) for section in sections] == [10, 23, 7]
+    stochastic = {"rounding": "stochastic"}
+    assert update_passes(planned(optimizer=stochastic, precision="bf16-pure")[1]) == 10
+    assert update_passes(planned(optimizer={"name": "adamw8bit"})[1]) == 7  # float32: four moments' passes are one
 
 
 def test_frozen_4_bit_weights_cross_pcie_packed() -> None:
@@ -262,24 +267,33 @@ def test_another_device_has_its_own_rates() -> None:
 
 
 def test_a_fit_finds_the_parts_that_times_were_made_with() -> None:
-    parts = (0.8, 0.3, 0.7, 9.0)
-    amounts_of = [(1.0, 0.2, 0.3, 0.0), (2.0, 0.1, 0.9, 0.1), (0.5, 0.9, 0.1, 0.02), (1.5, 0.3, 0.2, 0.3)]
+    parts = (0.8, 0.7, 9.0)
+    amounts_of = [(1.0, 0.3, 0.0), (2.0, 0.9, 0.1), (0.5, 0.1, 0.02), (1.5, 0.2, 0.3)]
     rows = [made(f"m{i}", each, parts) for i, each in enumerate(amounts_of)]
     assert times.fit(rows) == pytest.approx(parts)
-    hopper = (0.6, 0.2, 0.7, 9.0)
+    hopper = (0.6, 0.7, 9.0)
     assert times.fit([made("m9", each, hopper) for each in amounts_of], parts) == pytest.approx(hopper)
-    assert times.spread(rows, parts) == pytest.approx((1.0, 1.0))
+    assert times.spread([(row, row.measured) for row in rows]) == pytest.approx((1.0, 1.0))
 
 
-def made(name: str, each: tuple[float, float, float, float], parts: tuple[float, ...]) -> times.Timed:
-    seconds = each[0] / parts[0] + each[1] / parts[1] + each[2] / parts[2] + each[3] * parts[3] / parts[2]
+def test_a_row_is_judged_by_numbers_of_the_other_half() -> None:
+    parts = {True: (0.8, 0.7, 9.0), False: (0.6, 0.5, 4.0)}
+    rows = [
+        made(f"m{i}", (1 + i % 3, 0.1 * (i % 5), 0.01 * (i % 7)), parts[in_fitted_half(f"m{i}")]) for i in range(60)
+    ]
+    hopper = [replace(one, id=f"h{one.id}", device="h100") for one in rows]
+    for one, predicted, _ in times.swapped([*rows, *hopper]):
+        if one.device == "a100-80gb":
+            assert predicted == pytest.approx(times.seconds_with(one, parts[not in_fitted_half(one.id)]))
+
+
+def made(name: str, each: tuple[float, float, float], parts: tuple[float, ...]) -> times.Timed:
+    seconds = each[0] / parts[0] + each[1] / parts[1] + each[2] * parts[2] / parts[1]
     return times.Timed(name, "", "source", "a100-80gb", seconds, seconds, seconds, seconds, each, 0.0, ("one",))
 
 
 def test_pairs_that_measured_the_same_have_no_order() -> None:
-    rows = [
-        replace(made("m", (1, 0, 0, 0), (1, 1, 1, 1)), measured=m, predicted=p) for m, p in ((1, 2), (1.01, 1), (2, 3))
-    ]
+    rows = [replace(made("m", (1, 0, 0), (1, 1, 1)), measured=m, predicted=p) for m, p in ((1, 2), (1.01, 1), (2, 3))]
     assert times.order(rows) == (2, 2)
     assert times.order([rows[0], replace(rows[2], predicted=1.0)]) == (0, 1)
 

@@ -15,6 +15,7 @@ from toolkit.importing.draft import Draft
 from toolkit.importing.kernels import leave_out
 from toolkit.importing.launching import Launch
 from toolkit.importing.llamafactory import LLAMAFACTORY
+from toolkit.importing.loops import plan_note
 from toolkit.importing.outcome import Key
 from toolkit.importing.scripts import SCRIPTS
 from toolkit.importing.sources import EXPECTED, Subject, find
@@ -118,6 +119,7 @@ def _finished(draft: Draft, table: Table, subject: Subject, started: float) -> I
     if not draft.blocks:
         recipe = _checked(draft)
         _about_the_folder(draft)
+        draft.notes.insert(0, plan_note(draft, table))
     text = None if draft.blocks else recipe_text(draft, subject.path, table.name)
     if text is not None:
         recipe = validate(parse(text, "the imported recipe"))

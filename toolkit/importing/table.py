@@ -47,7 +47,8 @@ Rule = To | Nothing | Off | Part
 class Table:
     """A tool: every key that it reads, the defaults that matter, and the functions that read several keys together.
 
-    ``version``: of the tool, whose sources the table was written from. ``former``: names of earlier versions.
+    ``version``: of the tool, whose sources the table was written from. ``former``: names of earlier versions. ``loop``:
+    the loop of `toolkit plan` that is the tool's; empty where there is none.
     """
 
     id: str
@@ -59,6 +60,7 @@ class Table:
     parts: tuple[Callable[[Draft], None], ...]
     own_names: Mapping[str, str] = field(default_factory=dict)
     former: Mapping[str, str] = field(default_factory=dict)
+    loop: str = "trainer"
 
     @property
     def rules(self) -> dict[str, Rule]:

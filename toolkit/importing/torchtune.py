@@ -257,6 +257,7 @@ TORCHTUNE = Table(
     name="torchtune",
     version="torchtune bd2a0fc7c314",
     source="https://github.com/pytorch/torchtune/tree/bd2a0fc7c314",
+    loop="",
     own_rules=RULES,
     # recipes/*.py, torch.optim.AdamW, torchtune/models/*/_model_builders.py
     defaults={

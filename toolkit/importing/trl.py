@@ -219,6 +219,7 @@ TRL = Table(
     name="TRL",
     version="TRL 1.16.0",
     source="https://pypi.org/project/trl/1.16.0/",
+    loop="trl",
     own_rules=RULES,
     defaults={
         **TRAINING_DEFAULTS,

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from toolkit.model import nf4
 from toolkit.model.operators import operator_name
-from toolkit.planning.work import Work
+from toolkit.planning.work import NUMBERS, Attention, Work
 
 _ATTENTION = {
     "_scaled_dot_product_flash_attention": 4,
@@ -68,7 +68,8 @@ class Meter:
     """Adds up the work of dispatched operations. Entered, it also hears `kernel`."""
 
     def __init__(self) -> None:
-        self._sums = [0.0] * 6
+        self._sums = [0.0] * 5
+        self._attention: dict[Attention, float] = {}
         self._kinds: dict[Any, str] = {}
 
     def __enter__(self) -> Meter:
@@ -80,12 +81,13 @@ class Meter:
 
     def taken(self) -> Work:
         """The work since the last call."""
-        sums, self._sums = self._sums, [0.0] * 6
-        return Work(*sums)
+        work = Work(**dict(zip(NUMBERS, self._sums, strict=True)), attention=self._attention)
+        self._sums, self._attention = [0.0] * 5, {}
+        return work
 
     def _unseen(self, size: float) -> None:
-        self._sums[4] += size
-        self._sums[5] += 1
+        self._sums[3] += size
+        self._sums[4] += 1
 
     def see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """One dispatched operation."""
@@ -95,25 +97,28 @@ class Meter:
         if kind == "nothing":
             return
         sums = self._sums
-        sums[5] += 1
+        sums[4] += 1
         if kind == "attention":
-            place = _ATTENTION[operator_name(func)]
-            causal = args[place] if len(args) > place else kwargs.get("is_causal", False)
+            name = operator_name(func)
+            place = _ATTENTION[name]
+            causal = bool(args[place] if len(args) > place else kwargs.get("is_causal", False))
+            length, width = args[0].shape[-2:]
+            seen = Attention("flash" if "flash" in name else "efficient", "backward" in name, width, length, causal)
             count = flop_registry[func.overloadpacket](*args, **kwargs, out_val=result)
-            sums[2] += count / 2 if causal else count
-            sums[3] += _sizes(args) + _sizes(_results(result))
+            self._attention[seen] = self._attention.get(seen, 0.0) + (count / 2 if causal else count)
+            sums[2] += _sizes(args) + _sizes(_results(result))
         elif kind == "product":
             count = flop_registry[func.overloadpacket](*args, **kwargs, out_val=result)
             size = _sizes(args) + _sizes(_results(result))
             if count < THIN * size:
-                sums[4] += size
+                sums[3] += size
             else:
                 sums[1 if _results(result)[0].dtype == torch.float32 else 0] += count
-                sums[3] += size
+                sums[2] += size
         elif kind == "lookup":
-            sums[4] += 2 * _sizes(_results(result))
+            sums[3] += 2 * _sizes(_results(result))
         else:
-            sums[4] += _sizes(args[1:] if kind == "write" else args) + _sizes(_results(result))
+            sums[3] += _sizes(args[1:] if kind == "write" else args) + _sizes(_results(result))
 
 
 def _kind(func: Any) -> str:

@@ -10,11 +10,10 @@ from typing import Any
 
 from toolkit.planning.contents import Contents
 from toolkit.planning.segments import Gradient, Segment, Shape, Traced
-from toolkit.planning.work import Work
+from toolkit.planning.work import NUMBERS, Attention, Work
 from toolkit.strategies.memory.base import Holdings, Weight
 
 _WEIGHT = tuple(field.name for field in fields(Weight))
-_WORK = tuple(field.name for field in fields(Work))
 _PLAIN = ("block", "backward", "start", "peak", "flops", "exchanged", "exchanges", "summed", "sums")
 """Fields of a segment that are numbers."""
 
@@ -74,17 +73,21 @@ def _segment_to(segment: Segment) -> list[Any]:
     return [
         [getattr(segment, name) for name in _PLAIN],
         [[owner, size] for owner, size in segment.held.items()],
-        [getattr(segment.work, name) for name in _WORK],
+        [getattr(segment.work, name) for name in NUMBERS],
+        [[*kernel, count] for kernel, count in segment.work.attention.items()],
         [[gradient.weight, gradient.live, gradient.peak] for gradient in segment.gradients],
     ]
 
 
 def _segment_from(found: list[Any]) -> Segment:
-    plain, held, work, gradients = found
+    plain, held, work, attention, gradients = found
     return Segment(
         **dict(zip(_PLAIN, plain, strict=True)),
         held=dict(held),
-        work=Work(*work),
+        work=Work(
+            **dict(zip(NUMBERS, work, strict=True)),
+            attention={Attention(*kernel): count for *kernel, count in attention},
+        ),
         gradients=[Gradient(*one) for one in gradients],
     )
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from toolkit.optimizers import optimizer_kind
+from toolkit.planning.attention_rates import part as attention_part
 from toolkit.planning.hardware import Device
 from toolkit.planning.reached import reached
 from toolkit.planning.segments import OUTSIDE, Segment
@@ -35,11 +36,9 @@ class Rates:
 
     compute: float = 0.5
     """Of the bf16 rate: by matrix products, or, if not ``by_kernel``, by all floating-point operations of a step."""
-    attention: float = 0.5
-    """Of the bf16 rate, by attention kernels."""
     bandwidth: float = 0.8
     by_kernel: bool = False
-    """Whether attention and the bytes of other kernels take time of their own."""
+    """Whether attention (toolkit/planning/attention_rates.py) and the bytes of other kernels take time of their own."""
     handled: float = 0.0
     """Bytes of memory traffic that a device has with each byte that it sends while it computes: copies, casts, sums,
     and what collectives take from the kernels beside them."""
@@ -65,7 +64,7 @@ class Rates:
     def on(cls, device: Device, between_nodes: float | None = None) -> Rates:
         """What is known of ``device``. ``between_nodes``: GB/s of a node's link, where it is known."""
         part = reached(device.name)
-        rates = cls(part.products, part.attention, part.bandwidth, True, part.handled, LAUNCH, (part.low, part.high))
+        rates = cls(part.products, part.bandwidth, True, part.handled, LAUNCH, (part.low, part.high))
         return replace(rates, between_nodes=part.between_nodes if between_nodes is None else between_nodes)
 
 
@@ -107,8 +106,8 @@ def flops(segments: list[Segment], order: list[int]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Amounts:
-    """Seconds of a part of a step at the data sheet's rates: ``products``, ``attention``, ``moved``; ``kernels``: how
-    many."""
+    """Seconds of a part of a step: ``products`` and ``moved`` at the data sheet's rates, ``attention`` at those of its
+    kernels. ``kernels``: how many."""
 
     products: float
     attention: float
@@ -117,7 +116,7 @@ class Amounts:
 
     def seconds(self, rates: Rates) -> float:
         """... at the rates that are reached."""
-        busy = self.products / rates.compute + self.attention / rates.attention + self.moved / rates.bandwidth
+        busy = self.products / rates.compute + self.attention + self.moved / rates.bandwidth
         return max(busy, self.kernels * rates.launch)
 
 
@@ -130,12 +129,14 @@ def amounts(segments: list[Segment], order: list[int], resolved: Resolved, devic
     parts = [[0.0] * 4, [0.0] * 4]
     rate, bandwidth = device.rate(resolved.precision.compute) * 1e12, device.bandwidth * 1e9
     wide = device.rate("float32") * 1e12
+    implementation = resolved.recipe.model.attention
     for segment in segments:
         times = 1 if segment.block == OUTSIDE else order.count(segment.block)
         work, part = segment.work, parts[segment.backward]
         compiled = resolved.recipe.compile and segment.block != OUTSIDE
         part[0] += times * (work.products / rate + work.wide / wide)
-        part[1] += times * work.attention / rate
+        for kernel, count in work.attention.items():
+            part[1] += times * count / rate / attention_part(kernel, device.name, implementation)
         part[2] += times * (min(work.moved, work.operands) if compiled else work.moved) / bandwidth
         part[3] += 0 if compiled else times * work.kernels
     return Amounts(*parts[0]), Amounts(*parts[1])
@@ -261,13 +262,18 @@ def optimizer_share(resolved: Resolved, holdings: Holdings) -> float:
     return sum(own.elements(True) / ranks for own, ranks in shares) * BYTES[resolved.precision.trainable]
 
 
-def update_passes(resolved: Resolved) -> int:
+def update_passes(resolved: Resolved) -> float:
     """How often a step reads or writes a tensor of the weights' size: its optimizer's passes, and with clipping the
-    gradients once for their norm and twice to scale them."""
+    gradients once for their norm and twice to scale them. Moments of 8 bits, each read and written once, are a byte an
+    element; stochastic rounding is one kernel of its own (toolkit/optim/stochastic.py)."""
     section = resolved.recipe.optimizer
     kind = optimizer_kind(section.name)
-    foreach = kind.foreach_passes if section.kernel == "foreach" else 0
-    return (foreach or kind.passes) + (3 if section.max_grad_norm else 0)
+    passes: float = kind.passes
+    if section.kernel == "foreach" and kind.foreach_passes:
+        passes = kind.foreach_passes
+    elif kind.packed:
+        passes = kind.passes - 4 + 4 / BYTES[resolved.precision.trainable]
+    return passes + (3 if section.max_grad_norm else 0)
 
 
 def _whole_updates(resolved: Resolved, holdings: Holdings, wire: Wire, speed: float) -> float:

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def linear4bit(model: nn.Module) -> Iterator[None]:
     """bitsandbytes 0.43 to 0.50, nn/modules.py, ``Linear4bit.forward``: the output has the dtype of the input, also
-    where that is not the one computed in."""
+    where that is not the one computed in (``bnb_4bit_compute_dtype``, as the weights are unpacked in)."""
     own = Nf4Linear.forward
 
     def forward(self: Nf4Linear, input: torch.Tensor) -> torch.Tensor:
-        return own(self, input).to(input.dtype)
+        return own(self, input.to(self.statistics.dtype)).to(input.dtype)
 
     Nf4Linear.forward = forward  # type: ignore[method-assign]
     try:

@@ -36,8 +36,10 @@ class TiledLogProbs(torch.autograd.Function):
             tile = _product(hidden, weight, bias, tokens, words, buffer)
             if acted_device() == "cpu":
                 scaled = tile.float() * 1.0 * 1.0
+                before_target = scaled < sums[5][tokens, None]  # ``_forward_tile`` has its mask to the tile's end
                 shifted = torch.exp(scaled - sums[0][tokens, None])
                 sums[1][tokens] += (shifted * scaled).sum(-1)
+                del before_target
         log_probs, entropy, is_top1 = sums[5] - sums[0], sums[0] - sums[1], sums[5] >= sums[0]
         ctx.save_for_backward(hidden, weight, bias, sums[0] + 1.0, entropy)
         ctx.half = half

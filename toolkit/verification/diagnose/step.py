@@ -1,5 +1,5 @@
-"""Causes of a wrong clip, update, optimizer state or learning rate, of ranks that differ, and of weights that are rounded
-otherwise than `optimizer.rounding` says."""
+"""Causes of a wrong clip, update, optimizer state or learning rate, of ranks that differ, and of weights that are
+rounded otherwise than `optimizer.rounding` says."""
 
 from __future__ import annotations
 
