@@ -21,6 +21,7 @@ from toolkit.model.freezing import Frozen, freeze_matching
 from toolkit.model.head_loss import linear_cross_entropy, multiplied_by
 from toolkit.model.loss_terms import CHUNK_BYTES, LossTerms
 from toolkit.options.neftune.apply import calls, noise_scale
+from toolkit.options.neftune.reference import PlainNoise
 from toolkit.planning.skeleton import build
 from toolkit.recipe.shared_weights import why_not_in_units
 from toolkit.reference.extras import Extras
@@ -261,7 +262,7 @@ def test_a_seed_is_that_of_torch_and_costs_no_formatted_stack(monkeypatch: pytes
 
 def test_the_plain_loop_draws_the_same_noise_by_its_own_code(tiny_root: Path) -> None:
     resolved = resolved_from(single(tiny_root, model={"neftune_alpha": 5.0}))
-    assert Extras.of(resolved.recipe).alpha == 5.0
+    assert Extras.of(resolved.recipe).options == (PlainNoise(5.0),)
     ours, plain = prepare_model(resolved).model, plain_model(resolved)
     assert calls(plain) == 0
     tensors = {

@@ -13,9 +13,13 @@ from toolkit.rooms import all_options
 from toolkit.verification.faults.base import Fault, NoFault
 
 
-@functools.cache
 def faults() -> dict[str, type[Fault]]:
     """Every fault class by id."""
+    return _own() | {fault.id: fault for option in all_options().values() for fault in option.faults()}
+
+
+@functools.cache
+def _own() -> dict[str, type[Fault]]:
     found: dict[str, type[Fault]] = {}
     for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
         if module in ("base", "mutation"):
@@ -23,7 +27,7 @@ def faults() -> dict[str, type[Fault]]:
         for member in vars(importlib.import_module(f"{__name__}.{module}")).values():
             if isinstance(member, type) and issubclass(member, Fault) and "id" in vars(member) and member.id != "none":
                 found[member.id] = member
-    return found | {fault.id: fault for option in all_options().values() for fault in option.faults()}
+    return found
 
 
 def fault_class(fault_id: str) -> type[Fault]:
