@@ -225,7 +225,7 @@ def test_a_small_model_is_its_own_twin(recipe: Callable[..., Resolved]) -> None:
 def test_every_kind_of_measure_and_every_diagnosis_has_words_for_its_facts() -> None:
     """A sentence that asks for a fact which is not there would end a verification with a KeyError."""
     root = Path(__file__).parents[2]
-    files = (root / "toolkit/verification").rglob("*.py")
+    files = [*(root / "toolkit/verification").rglob("*.py"), *(root / "toolkit/options").rglob("*.py")]
     source = "".join(p.read_text() for p in files if p.name not in ("wording.py", "known.py"))
     for kind, (what, seen) in KINDS.items():
         facts = {name: 1 for text in (what, seen) for _, name, _, _ in string.Formatter().parse(text) if name}
