@@ -66,7 +66,8 @@ class PlainLoop:
         if compute == "copy":
             self.weights = {name: p.detach().clone() for name, p in self.trained.items()}
             for parameter in model.parameters():
-                parameter.data = parameter.data.to(self.compute_dtype)
+                if parameter.is_floating_point():  # not weights that are packed
+                    parameter.data = parameter.data.to(self.compute_dtype)
         self.loss_dtype = torch.float32
         self.order: Order = NATURAL
         self.extras = Extras.of(resolved.recipe)
