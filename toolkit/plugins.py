@@ -38,10 +38,11 @@ def load_plugins(*, installed: bool = True) -> None:
 
 @functools.cache
 def _load_own() -> None:
-    package = importlib.import_module("toolkit.strategies")
-    for module in pkgutil.iter_modules(package.__path__):
-        if not module.ispkg:
-            importlib.import_module(f"{package.__name__}.{module.name}")
+    for name, inside in (("toolkit.strategies", ""), ("toolkit.options", ".spec")):
+        package = importlib.import_module(name)
+        for module in pkgutil.iter_modules(package.__path__):
+            if module.ispkg == bool(inside):
+                importlib.import_module(f"{name}.{module.name}{inside}")
 
 
 @functools.cache
@@ -66,7 +67,9 @@ def _load_named(names: str) -> None:
 
 def _load_file(path: Path) -> None:
     name = f"toolkit_plugin_{path.stem}"
-    if name in sys.modules:
+    if (known := sys.modules.get(name)) is not None:
+        if known.__file__ is None or not path.resolve().samefile(known.__file__):
+            raise ImportError(f"{known.__file__} has the same file name and is loaded already; rename one of them")
         return
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None or not path.is_file():

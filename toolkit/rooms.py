@@ -12,9 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import pkgutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
@@ -22,7 +20,6 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from toolkit.plugins import load_plugins
 
-_ROOMS = Path(__file__).with_name("options")
 REGISTERED: dict[str, Option] = {}
 
 
@@ -56,6 +53,8 @@ class Option:
     def __init_subclass__(cls) -> None:
         if "name" not in vars(cls):
             return
+        if lacking := [name for name in ("title", "claim", "missing") if not hasattr(cls, name)]:
+            raise TypeError(f"option {cls.name!r} has no {lacking[0]} (toolkit/rooms.py: Option)")
         known = REGISTERED.get(cls.name)
         if known is not None and type(known).__module__ != cls.__module__:
             raise ValueError(f"option {cls.name!r} is defined by {type(known).__module__} and by {cls.__module__}")
@@ -144,22 +143,14 @@ class Asked(NamedTuple):
     settings: Any
 
 
-@functools.cache
-def _load_rooms() -> None:
-    for module in pkgutil.iter_modules([str(_ROOMS)]):
-        importlib.import_module(f"toolkit.options.{module.name}.spec")
-
-
 def all_options() -> dict[str, Option]:
     """Every option by name; those of installed packages too."""
-    _load_rooms()
     load_plugins()
     return dict(sorted(REGISTERED.items()))
 
 
 def option_named(name: str) -> Option | None:
     """The option of that name; None if there is none."""
-    _load_rooms()
     load_plugins(installed=False)
     if name not in REGISTERED:
         load_plugins()
@@ -168,7 +159,7 @@ def option_named(name: str) -> Option | None:
 
 def asked_options(recipe: Any) -> list[Asked]:
     """What ``recipe`` asks for, by name."""
-    _load_rooms()
+    load_plugins(installed=False)
     own = [option for option in REGISTERED.values() if option.typed_key]
     others = [option for name in recipe.options if (option := option_named(name)) is not None]
     found = (Asked(option, option.settings(recipe)) for option in sorted((*own, *others), key=lambda one: one.name))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,32 +13,24 @@ import yaml
 from typer.testing import CliRunner
 
 from jobs import plain_run, train_job, worst
+from plugin_pages import plugin_of
 from tiny import recipe_dict
 from toolkit.cli import app
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.optimizers import REGISTERED, optimizer_names
-from toolkit.plugins import VARIABLE, load_plugins
 from toolkit.recipe.load import load_recipe
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 from toolkit.verification.run import verify
 
-PAGE = Path(__file__).parents[2] / "docs/how-to/add-an-optimizer.md"
 NAME = "averaged-sgd"
 
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    block = re.search(r'```python title="(.*?)"\n(.*?)```', PAGE.read_text(), re.DOTALL)
-    assert block is not None
-    file = tmp_path_factory.mktemp("plugin") / block.group(1)
-    file.write_text(block.group(2))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, str(file))
-        load_plugins()
+    with plugin_of("add-an-optimizer.md", tmp_path_factory.mktemp("plugin"), REGISTERED, NAME) as file:
         yield file
-    del REGISTERED[NAME]
 
 
 @pytest.fixture(scope="module")

@@ -19,34 +19,28 @@ import yaml
 from typer.testing import CliRunner
 
 from jobs import plain_run
+from plugin_pages import plugin_of
 from tiny import recipe_dict
 from toolkit import import_config
 from toolkit.cli import app
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.plugins import VARIABLE, load_plugins
+from toolkit.recipe.earlier import read_earlier, recipe_version
 from toolkit.recipe.load import load_recipe
 from toolkit.recipe.schema import Recipe
-from toolkit.rooms import REGISTERED
+from toolkit.rooms import REGISTERED, Option
 from toolkit.strategies import resolve
 from toolkit.verification.run import verify
 
-PAGE = Path(__file__).parents[2] / "docs/how-to/add-an-option.md"
 NAME = "soft-cap"
 CAP = {"options": {NAME: {"cap": 0.1}}}  # logits of the small random models are about 0.1
 
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    block = re.search(r'```python title="(.*?)"\n(.*?)```', PAGE.read_text(), re.DOTALL)
-    assert block is not None
-    file = tmp_path_factory.mktemp("plugin") / block.group(1)
-    file.write_text(block.group(2))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, str(file))
-        load_plugins()
+    with plugin_of("add-an-option.md", tmp_path_factory.mktemp("plugin"), REGISTERED, NAME) as file:
         yield file
-    del REGISTERED[NAME]
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +114,36 @@ def test_what_it_cannot_be_with(plugin: Path, tiny_root: Path, sections: dict[st
 def test_a_recipe_without_it_is_written_as_before(plugin: Path, tiny_root: Path) -> None:
     assert "options" not in Recipe.model_validate(recipe_dict(tiny_root)).model_dump(mode="json")
     assert Recipe.model_validate(recipe(tiny_root)).model_dump(mode="json")["options"] == CAP["options"]
+
+
+def test_a_checkpoint_of_it_says_which_module_is_missing(tiny_root: Path) -> None:
+    """As another process reads it, which was not told of the file."""
+    values = recipe_dict(tiny_root) | {"options": {"gone": {}}}
+    with pytest.raises(InputError, match=r"options\.gone: no module .* name that in TOOLKIT_PLUGINS; else use"):
+        read_earlier(values, recipe_version(), "recipe.json")
+
+
+@pytest.mark.parametrize("lacks", ["title", "claim", "missing"])
+def test_an_option_without_a_part_is_refused_where_it_is_loaded(lacks: str) -> None:
+    parts = {"name": "half", "title": "a half", "claim": ("half", "halves"), "missing": "no-half"}
+    del parts[lacks]
+    with pytest.raises(TypeError, match=rf"option 'half' has no {lacks} "):
+        type("Half", (Option,), parts)
+    assert "half" not in REGISTERED
+
+
+def test_two_files_of_one_name_are_not_one_plugin(tmp_path: Path) -> None:
+    files = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        files.append(tmp_path / folder / "same_name.py")
+        files[-1].write_text(f"FOLDER = {folder!r}\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, ",".join(map(str, files)))
+        with pytest.raises(
+            InputError, match=r"b/same_name\.py: cannot be imported: .*a/same_name\.py has the same file"
+        ):
+            load_plugins()
 
 
 @pytest.mark.usefixtures("launches")

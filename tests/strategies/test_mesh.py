@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -194,8 +195,12 @@ def test_a_strategy_may_name_its_engine_of_stages_as_before() -> None:
     ddp = type(strategy_of(resolved("ddp", None)))
     traits = dataclasses.replace(ddp.traits, layouts=frozenset(), stages=True)
     with pytest.warns(DeprecationWarning, match=r"Mine: staged_engine .* are Traits\(layouts="):
-        kind = type("Mine", (ddp,), {"traits": traits, "staged_engine": "mine:Engine"})
+        kind = type("Mine", (ddp,), {"traits": traits, "staged_engine": "collections:OrderedDict"})
     assert kind.traits.layouts == {"pipeline"}
+    staged = resolved("ddp", {"pipeline": 2, "replicate": 2}, model={"config": STAGED})
+    assert kind().engine_for(staged) is OrderedDict
+    assert [one.__name__ for one in ddp().engine_for(staged).__mro__[:3]] == ["StagedDdpEngine", "Staged", "DdpEngine"]
+    assert kind().engine_for(resolved("ddp", None)) is ddp().engine_class()
 
 
 @pytest.mark.parametrize("command", ["config", "plan", "train", "verify"])

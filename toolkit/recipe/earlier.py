@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from toolkit.errors import InputError
+from toolkit.plugins import VARIABLE
 from toolkit.recipe.schema import Recipe
 
 Migration = Callable[[dict[str, Any]], None]
@@ -49,6 +50,12 @@ def read_earlier(
             migration(values)
         return Recipe.model_validate(values)
     except ValidationError as error:
-        found = [f"{'.'.join(map(str, one['loc']))}: {one['msg'].lower()}" for one in error.errors()]
-        message = f"this version cannot read it ({'; '.join(found)}); use the version that wrote it, or a later one"
-        raise InputError(f"{source}: {message}") from None
+        found = [f"{'.'.join(map(str, one['loc']))}: {one['msg'][0].lower()}{one['msg'][1:]}" for one in error.errors()]
+        instead = "use the version that wrote it, or a later one"
+        if any(one["loc"][:1] == ("options",) or one["loc"] in _NAMES for one in error.errors()):
+            instead = f"if a module of yours or of another package defines it, name that in {VARIABLE}; else {instead}"
+        raise InputError(f"{source}: this version cannot read it ({'; '.join(found)}); {instead}") from None
+
+
+_NAMES = (("strategy", "name"), ("optimizer", "name"))
+"""Keys whose values other modules may define, as all that is below ``options``."""

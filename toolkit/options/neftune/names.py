@@ -14,4 +14,4 @@ RULES = {
     "swift": _TRAINER,
     "axolotl": off("noise added to embeddings", "neftune_noise_alpha noisy_embedding_alpha"),
 }
-"""By tool: toolkit/importing/tables.py."""
+"""By the id of the tool's table (toolkit/importing)."""
