@@ -27,11 +27,11 @@ clean:
 	rm -rf $(VENV) runs build
 
 demo: $(READY)
-	@echo "LoRA on a pretrained model, two processes on the CPU: about 5 minutes on two cores, everything goes to runs"
+	@echo "LoRA on a pretrained model, two processes on the CPU: 5 to 6 minutes on two cores, everything goes to runs"
 	@$(BIN)/python examples/demo/demo.py
 
 test: $(READY)
-	@echo "what README promises, guarded once: 11 to 20 minutes on two cores"
+	@echo "what README promises, guarded once: 11 to 21 minutes on two cores"
 	@$(BIN)/python tests/sets.py run default
 
 test-quick: $(READY)

@@ -81,3 +81,21 @@ def test_an_unmodified_script_is_proven(name: str, model: str, data: Path, tmp_p
     print(done.stdout, f"{resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20:.1f} GiB at most")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "equivalent" in done.stdout
+
+
+def test_a_loop_that_records_itself_is_proven(model: str, data: Path, tmp_path: Path) -> None:
+    """TRL computes its loss without logits, and the recorder asks for that of the labels."""
+    pytest.importorskip("trl")
+    body = SCRIPTS["sft"].replace("SFTTrainer(model", "trainer = SFTTrainer(model").replace(").train()", ")")
+    ending = 'trainer.add_callback(Recorder("trace", trainer.model).callback())\ntrainer.train()\n'
+    (tmp_path / "train.py").write_text(HEAD + "from toolkit import Recorder\n" + body + ending, "utf-8")
+    for command in (
+        ["train.py", model, str(data / "conversations.jsonl")], ["-m", "toolkit", "verify", "--trace", "trace"]
+    ):  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, timeout=900, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "equivalent" in done.stdout

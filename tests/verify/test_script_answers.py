@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from toolkit.verification.scripts.answers import answer
+from toolkit.verification.scripts.labels import seed
 
 CLASSES, SURE = 49152, 7
 
@@ -59,3 +60,19 @@ def test_another_rounding_of_the_normaliser_is_allowed_for() -> None:
     # The rounding of a sum near 14, over the 4 % that are left of the gradient.
     assert 5e-6 < apart < 5e-4
     assert off(other) < 5e-4
+
+
+def test_two_right_ways_to_compute_a_loss_from_labels() -> None:
+    """What a recorded loop may do either way: on few classes the same but for roundings, on many where a model is sure
+    of one as far apart as torch's cross-entropy is from float64."""
+    few, labels = torch.randn(2, 9, 300), torch.randint(0, 300, (2, 9))
+    labels[0, :3] = -100
+    for following in (True, False):
+        one, other = (seed(few, labels, following, 0.5, by_sum=by_sum) for by_sum in (False, True))
+        assert one.abs().sum() > 0
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-7)
+    sure = Head()(torch.randn(1, 16, 16) * 0.1).logits
+    wanted = torch.full((1, 16), SURE)
+    exact = torch.softmax(sure.double(), -1).index_add(-1, torch.tensor([SURE]), torch.full((1, 16, 1), -1.0).double())
+    for by_sum in (False, True):
+        assert (seed(sure, wanted, False, 1.0, by_sum=by_sum) - exact).norm() < 1e-3 * exact.norm()

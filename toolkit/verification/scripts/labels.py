@@ -29,12 +29,18 @@ def supervised(labels: torch.Tensor, following: bool) -> int:
 
 
 def seed(
-    logits: torch.Tensor, labels: torch.Tensor, following: bool, factor: float, shake: torch.Generator | None = None
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    following: bool,
+    factor: float,
+    shake: torch.Generator | None = None,
+    by_sum: bool = False,
 ) -> torch.Tensor:
     """The gradient of ``factor`` times the sum of the cross-entropies, at ``logits`` of shape (..., classes).
 
     ``shake``: have it off by a rounding of the logits' dtype, up or down at random, where a softmax rounds: of each
-    logit's distance from the largest, and of the result.
+    logit's distance from the largest, and of the result. ``by_sum``: from each row's logsumexp, as libraries compute it
+    that keep no logits, in place of torch's cross-entropy (see scripts/answers.py).
     """
     leaf = logits.detach()
     with torch.enable_grad():
@@ -45,7 +51,12 @@ def seed(
         if shake is not None:
             off = _roundings(classes, logits.dtype, shake)
             classes = classes + (classes - classes.amax(-1, keepdim=True)).detach() * off
-        loss = functional.cross_entropy(classes, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+        wanted = targets.flatten()
+        if by_sum:
+            chosen = classes.gather(-1, wanted.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+            loss = (torch.logsumexp(classes, -1) - chosen).masked_fill(wanted == IGNORED, 0.0).sum()
+        else:
+            loss = functional.cross_entropy(classes, wanted, ignore_index=IGNORED, reduction="sum")
     gradient = torch.autograd.grad(loss * factor, leaf)[0]
     return gradient if shake is None else gradient + gradient * _roundings(gradient, logits.dtype, shake)
 

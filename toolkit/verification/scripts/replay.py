@@ -75,6 +75,7 @@ class Replay:
         facts = ranks[0].facts
         self._shaken: tuple[list[torch.Tensor], float, int] | None = None
         self._shake_losses: torch.Generator | None = None
+        self._loss_by_sum = False
         self.names = ranks[0].trace.trainable
         self.dtypes = {name: weight.dtype for name, weight in ranks[0].trace.run.weights.items()}
         live = dict(model.named_parameters())
@@ -239,7 +240,7 @@ class Replay:
         if labels is None or name not in outputs:
             raise InputError(f"{self.source}: the rebuilt model does not answer with logits, which labels are for")
         following, factor = self._predicts_next(labels), self.scale(step) / max(1, self.tokens[step])
-        seeds = {name: seed(outputs[name], labels, following, factor, self._shake_losses)}
+        seeds = {name: seed(outputs[name], labels, following, factor, self._shake_losses, self._loss_by_sum)}
         return seeds, supervised(labels, following)
 
     def _seeds(self, call: CallTrace, outputs: Tensors) -> Tensors:
@@ -295,6 +296,15 @@ class Replay:
             yield
         finally:
             self._shake_losses = None
+
+    @contextlib.contextmanager
+    def loss_by_sum(self) -> Iterator[None]:
+        """Inside, a loss that is computed from labels is computed in the other right way."""
+        self._loss_by_sum = True
+        try:
+            yield
+        finally:
+            self._loss_by_sum = False
 
     def _shake(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Perturb the weights as they are now; returns them with their values, to be put back."""

@@ -40,7 +40,8 @@ class Replayed:
     exact: bool = True
     by_labels: bool = False
     reordered: dict[str, float] = field(default_factory=dict)
-    """Of correct runs that compute a micro-batch in the strategy's order, the largest distance, relative."""
+    """Of correct runs that compute a micro-batch in the strategy's order, or its loss in the other right way, the
+    largest distance, relative."""
 
     @property
     def measured_because(self) -> str | None:
@@ -73,6 +74,9 @@ def replay_all(replay: Replay, models: int = 1, say: Callable[[str], None] = lam
                 _reorder(found, right, _sketched(replay, step.step))
         if replay.device.type != "cpu":  # its kernels may add in another order every time
             _reorder(found, right, _sketched(replay, step.step))
+        if found.by_labels:
+            with replay.loss_by_sum():
+                _reorder(found, right, _sketched(replay, step.step))
         if not exact or found.by_labels:
             _perturb(found, replay, right, step.step, exact)
     compared = sum(len(g) + sum(len(one.outputs) for one in all_of)
