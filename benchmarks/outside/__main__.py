@@ -65,9 +65,10 @@ def _summary(measured: list[Row]) -> str:
 
 
 def process(rows: Sequence[Row]) -> list[str]:
-    """What nvidia-smi shows, and reserved bytes: fitted to one half of all rows that have them and held against the
-    other, and the halves swapped."""
+    """What nvidia-smi shows, and reserved bytes: fitted to one half of the rows that have them, of kernels that a plan
+    has, and held against the other, and the halves swapped; then all rows of other kernels."""
     rows = [row for row in rows if not row.left_out and row.exact and row.parts is not None and shown(row)]
+    rows, foreign = [row for row in rows if not row.foreign], [row for row in rows if row.foreign]
     if min(sum(fitted_half(row) == side for row in rows) for side in (True, False)) < 20:
         return []
     lines = ["## What nvidia-smi shows, with the allocator's cache", "",
@@ -95,7 +96,18 @@ def process(rows: Sequence[Row]) -> list[str]:
         f"the middle is {statistics.median(errors):.1%}, the interval's upper end is {width:.2f} times the lower one "
         f"(median). Outside: {_outside(ends)}.",
         "",
+        *_others(foreign),
     ]
+
+
+def _others(rows: Sequence[Row]) -> list[str]:
+    """Rows of kernels that no plan has: how many of them are inside the plan's interval all the same."""
+    if not rows:
+        return []
+    ends = [(row, *interval(row)) for row in rows]
+    inside = sum(low <= shown(row) <= high + _DRIVER for row, low, high in ends)
+    return [f"Of {len(rows)} rows with kernels that no plan has {inside} are inside the interval of the plan. Outside: "
+            f"{_outside(ends)}.", ""]  # fmt: skip
 
 
 _DRIVER = 0.15
@@ -136,12 +148,12 @@ def main() -> None:
         print(line, file=sys.stderr)
 
     more = [] if given.more is None else [json.loads(line) for line in given.more.read_text("utf-8").splitlines()]
-    by_command = commands.table([*rows, *more])
+    predicted = commands.answered([*rows, *more], show)
+    by_command = commands.table([*rows, *more], predicted)
     found = held_against(rows, show)
-    text = (
-        "\n".join([*accounts(rows, found), *table(found), *process(found), *by_command, *times.table(rows, show)])
-        + "\n"
-    )
+    seen = [*found, *(one.row() for one in predicted if one.typed.process and not one.first)]
+    timed = times.table(rows, predicted, show)
+    text = "\n".join([*accounts(rows, found), *table(found), *process(seen), *by_command, *timed]) + "\n"
     sys.stdout.write(text)
     if given.output:
         given.output.write_text(text, encoding="utf-8")

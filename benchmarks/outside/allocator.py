@@ -1,12 +1,12 @@
 """What a process takes beyond the bytes of its tensors: toolkit/planning/allocator.py's four numbers and its interval,
-fitted to one half of the rows and held against the other, and the halves swapped."""
+fitted to one half of the rows whose kernels a plan has and held against the other, and the halves swapped."""
 
 from __future__ import annotations
 
 import hashlib
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.outside.rows import GIB, Row
 from toolkit.planning import allocator
@@ -19,7 +19,9 @@ _NEAR = 0.93
 @dataclass(frozen=True)
 class Fit:
     """``transient``, ``lesser``, ``loss``, ``sharded``: as in toolkit/planning/allocator.py. ``low``, ``high``:
-    measured by predicted, a twentieth and nineteen twentieths of the rows that it was fitted to."""
+    measured by predicted, a twentieth and nineteen twentieths of the rows that it was fitted to. Each of them is
+    predicted with numbers that are fitted to all the others, since its own would be nearer to it than to a new row
+    (Barber et al., «Predictive inference with the jackknife+», Annals of Statistics 49, 2021)."""
 
     transient: float
     lesser: float
@@ -61,26 +63,34 @@ def in_fitted_half(name: str) -> bool:
 def fit(rows: Sequence[Row]) -> Fit:
     """Least squares of the relative errors over ``rows``: what a process has beyond its tensors, context and NCCL.
     Raises ValueError with less than twenty rows, of which no twentieth is one."""
-    import torch
-
     if len(rows) < 20:
         raise ValueError(f"{len(rows)} rows to fit an allocator to; at least 20 are needed")
-    table, wanted = [], []
+    ratios = []
     for row in rows:
         assert row.parts is not None
+        expected = _numbers([other for other in rows if other is not row]).expected(row.parts)
+        if expected < row.device * GIB:
+            ratios.append(shown(row) * GIB / expected)
+    ends = statistics.quantiles(ratios, n=20)
+    return replace(_numbers(rows), low=ends[0], high=ends[-1])
+
+
+def _numbers(rows: Sequence[Row]) -> Fit:
+    """The four numbers, without an interval."""
+    import torch
+
+    table, wanted = [], []
+    for row in rows:
+        parts = row.parts
+        assert parts is not None
         if shown(row) >= _NEAR * row.device:
             continue
-        found = row.parts.peak if row.reserved else row.measured * GIB
-        parts = row.parts
-        table.append([size / found for size in (parts.transient, parts.lesser, parts.loss, GIB * parts.sharded)])
-        wanted.append([(shown(row) * GIB - found - parts.fixed) / found])
+        tensors = parts.peak if row.reserved else row.measured * GIB
+        table.append([size / tensors for size in (parts.transient, parts.lesser, parts.loss, GIB * parts.sharded)])
+        wanted.append([(shown(row) * GIB - tensors - parts.fixed) / tensors])
     solved = torch.linalg.lstsq(torch.tensor(table, dtype=torch.float64), torch.tensor(wanted, dtype=torch.float64))
     transient, lesser, loss, sharded = solved.solution[:, 0].tolist()
-    made = Fit(transient, lesser, loss, sharded * GIB)
-    ratios = [shown(row) * GIB / size for row in rows if row.parts is not None
-              and (size := made.expected(row.parts)) < row.device * GIB]  # fmt: skip
-    ends = statistics.quantiles(ratios, n=20)
-    return Fit(transient, lesser, loss, sharded * GIB, ends[0], ends[-1])
+    return Fit(transient, lesser, loss, sharded * GIB)
 
 
 def swapped(rows: Sequence[Row]) -> list[tuple[Row, Fit]]:

@@ -10,15 +10,17 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.outside import fms, fsdp_qlora, peft
 from benchmarks.outside.models import MODELS
+from benchmarks.outside.rows import Row
 from toolkit.planning.allocator import workspaces
-from toolkit.planning.command import Request, make_plan
+from toolkit.planning.candidate import Candidate
+from toolkit.planning.command import Planned, Request, make_plan
 from toolkit.recipe.shapes import shape_of
 
 GIB = 2**30
@@ -196,17 +198,53 @@ def _request(words: Sequence[str]) -> Request:
     return Request(words[0], tuple(overrides), **flags)
 
 
-def table(rows: Sequence[dict[str, Any]]) -> list[str]:
+@dataclass(frozen=True)
+class Answered:
+    """A row, what ``toolkit plan`` says of it, and the device of the table that it names."""
+
+    typed: Typed
+    planned: Planned
+    device: str
+    first: bool
+    """Whether it is of the first collection, whose rows are predicted without a command too."""
+
+    @property
+    def candidate(self) -> Candidate:
+        return self.planned.candidates[0]
+
+    def row(self) -> Row:
+        """Its process, for toolkit/planning/allocator.py's numbers."""
+        one, made = self.typed, self.candidate
+        assert made.parts is not None
+        return Row(one.id, " ".join(one.words), one.allocated, int(made.parts.peak), source=one.source,
+                   process=one.process, device=made.capacity / GIB, parts=made.parts)  # fmt: skip
+
+
+def answered(rows: Sequence[dict[str, Any]], say: Callable[[str], None] = lambda text: None) -> list[Answered]:
+    """Every row that a command predicts, asked as the command line asks."""
+    found = []
+    for row in rows:
+        if why_not(row):
+            continue
+        one = typed(row)
+        hub, *rest = one.words
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "config.json"
+            file.write_text(json.dumps(shape_of(hub) or _OTHERS[hub]), encoding="utf-8")
+            planned = make_plan(_request([str(file), *rest]))
+        found.append(Answered(one, planned, rest[rest.index("--gpu") + 1], "source" not in row))
+        say(f"{one.id} {' '.join(one.words)}")
+    return found
+
+
+def table(rows: Sequence[dict[str, Any]], predicted: Sequence[Answered]) -> list[str]:
     """Every row: with its command and what is predicted, or with the reason why no command does."""
     told: dict[str, list[str]] = {}
     errors: dict[str, list[float]] = {}
     counts: dict[str, list[bool]] = {}
     times: dict[str, list[tuple[float, bool]]] = {}
-    for row in rows:
-        if why_not(row):
-            continue
-        one = typed(row)
-        told.setdefault(one.source, []).append(_line(one, errors, counts, times))
+    for one in predicted:
+        told.setdefault(one.typed.source, []).append(_line(one, errors, counts, times))
     lines = ["## Rows by command", ""]
     for source, texts in told.items():
         lines += [f"{source}: {_summary(len(texts), errors.get(source), counts.get(source), times.get(source))}", ""]
@@ -229,18 +267,13 @@ _HEAD = "| row | command | allocated GiB | predicted | error | nvidia-smi GiB | 
 
 
 def _line(
-    one: Typed,
+    given: Answered,
     errors: dict[str, list[float]],
     counts: dict[str, list[bool]],
     times: dict[str, list[tuple[float, bool]]],
 ) -> str:
-    hub, *rest = one.words
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "config.json"
-        file.write_text(json.dumps(shape_of(hub) or _OTHERS[hub]), encoding="utf-8")
-        made = make_plan(_request([str(file), *rest])).candidates[0]
+    one, made, device = given.typed, given.candidate, given.device
     cells = [one.id, f"`toolkit plan {' '.join(one.words)}`"]
-    device = rest[rest.index("--gpu") + 1]
     if one.allocated:
         size = (made.memory.peak + workspaces(device)) / GIB
         errors.setdefault(one.source, []).append(size / one.allocated - 1)

@@ -40,6 +40,8 @@ class Row:
     """Of the prediction, where the process or reserved bytes were measured."""
     reserved: bool = False
     """Whether reserved bytes were measured: ``predicted`` are allocated ones all the same."""
+    foreign: bool = False
+    """Whether its loss is a kernel that no plan has: fms_acceleration's, where Liger's has not taken its place."""
 
     @property
     def error(self) -> float:
@@ -99,7 +101,8 @@ def held_against(
         measured = 0.0 if row["outcome"] == "oom" else row.get(kind, 0.0)
         size, parts = (0, None) if reason else predicted(row)
         made = Row(row["id"], described(row), measured, size, reason, row["source_repo"], row["quality"] == "exact",
-                   row.get("peak_process_gib", 0.0), device_of(row), parts, kind == "peak_reserved_gib")  # fmt: skip
+                   row.get("peak_process_gib", 0.0), device_of(row), parts, kind == "peak_reserved_gib",
+                   (family := row.get("kernel_family", "hf")) != "hf" and "liger" not in family)  # fmt: skip
         say(f"{made.id} {made.what}")
         found.append(made)
     return found

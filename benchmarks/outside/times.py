@@ -5,25 +5,30 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.outside import fms, foundry, fsdp_qlora, peft, titan, torchtune
 from benchmarks.outside.allocator import in_fitted_half
 from benchmarks.outside.rows import described
 from toolkit.planning.hardware import Device, devices
 from toolkit.planning.predict import Planner
-from toolkit.planning.reached import AMPERE, reached
+from toolkit.planning.reached import AMPERE, HOPPER, reached
+from toolkit.planning.segments import Segment
 from toolkit.planning.time import Rates, amounts, handled_bytes, optimizer_share, step_seconds, update_passes
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
+
+if TYPE_CHECKING:
+    from benchmarks.outside.commands import Answered
 
 SOURCES: dict[str, Any] = {module.SOURCE: module for module in (fms, foundry, fsdp_qlora, peft, torchtune)}
 SOURCES |= dict.fromkeys(titan.SOURCES, titan)
 """What a row ran: ``planned``, a context with its planner and recipe, and ``why_not_timed``, empty if it is
 predicted."""
-DEVICES = {"A100": "a100-80gb", "H100": "h100", "L40S": "l40s", "RTX 3090": "rtx3090", "RTX 4090": "rtx4090"}
+DEVICES = {"A100": "a100-80gb", "H100": "h100", "L40S": "l40s", "RTX 3090": "rtx3090", "RTX 4090": "rtx4090",
+           "T4": "t4", "B200": "b200"}  # fmt: skip
 """Of toolkit/planning/hardware.py, by a part of the row's ``gpu``."""
 FITTED = ("a100-80gb", "h100")
 """Devices with enough rows to fit to; what is known of the first is taken for all others."""
@@ -50,6 +55,7 @@ class Timed:
     parts: tuple[float, float, float]
     rest: float
     setting: tuple[Any, ...]
+    fits: bool = True
 
     @property
     def error(self) -> float:
@@ -62,7 +68,7 @@ class Timed:
     @property
     def fitted(self) -> bool:
         """Whether it is of the half that rates are fitted to."""
-        return self.device in FITTED and in_fitted_half(self.id)
+        return self.fits and self.device in FITTED and in_fitted_half(self.id)
 
 
 def device_of(row: dict[str, Any]) -> Device | None:
@@ -93,10 +99,28 @@ def timed(row: dict[str, Any]) -> Timed:
     source, device = SOURCES[row["source_repo"]], device_of(row)
     assert device is not None
     device = source.device(row, device) if hasattr(source, "device") else device
-    rates = Rates.on(device)
     with source.planned(row) as (planner, resolved):
         resolved = planner.loop.trained(resolved)
         segments = source.segments(planner, resolved) if hasattr(source, "segments") else planner.segments_of(resolved)
+    setting = (row["source_repo"], device.name, row["model"], row["micro_batch"], row["seq_len"], row["grad_accum"])
+    seconds = seconds_of(row, planner, resolved)
+    return _timed(row["id"], described(row), row["source_repo"], device, seconds, planner, resolved, segments, setting)
+
+
+def of_command(one: Answered) -> Timed:
+    """A row that a command predicts, of a project whose kernels or loop are its own: no rate is fitted to it."""
+    search, made = one.planned.search, one.candidate
+    planner = search.planner.for_layers_of(made.resolved)
+    found = _timed(one.typed.id, " ".join(one.typed.words), one.typed.source, search.device, one.typed.seconds, planner,
+                   made.resolved, planner.segments_of(made.resolved), (one.typed.id,))  # fmt: skip
+    return replace(found, fits=False)
+
+
+def _timed(
+    name: str, what: str, source: str, device: Device, measured: float, planner: Planner, resolved: Resolved,
+    segments: list[Segment], setting: tuple[Any, ...],
+) -> Timed:  # fmt: skip
+    rates = Rates.on(device)
     holdings = planner.skeleton.holdings
     found = step_seconds(resolved, holdings, segments, device, rates)
     assert found is not None
@@ -112,11 +136,8 @@ def timed(row: dict[str, Any]) -> Timed:
         sent / (device.bandwidth * 1e9),
     )
     busy = parts[0] / rates.compute + (parts[1] + rates.handled * parts[2]) / rates.bandwidth
-    setting = (row["source_repo"], device.name, row["model"], row["micro_batch"], row["seq_len"], row["grad_accum"])
-    return Timed(
-        row["id"], described(row), row["source_repo"], device.name, seconds_of(row, planner, resolved), found.total,
-        found.low, found.high, parts, max(0.0, found.total - busy), setting,
-    )  # fmt: skip
+    return Timed(name, what, source, device.name, measured, found.total, found.low, found.high, parts,
+                 max(0.0, found.total - busy), setting)  # fmt: skip
 
 
 def seconds_of(row: dict[str, Any], planner: Planner, resolved: Resolved) -> float:
@@ -158,12 +179,15 @@ def seconds_with(row: Timed, parts: Parts) -> float:
 
 
 def fits(rows: Sequence[Timed]) -> dict[str, Parts]:
-    """The numbers of ``rows``, by device: of the A100 and the H100 fitted, of others an A100's with the rate that large
-    products reach alone (toolkit/planning/reached.py)."""
-    ampere = fit([row for row in rows if row.device == FITTED[0]])
-    found = {FITTED[0]: ampere, FITTED[1]: fit([row for row in rows if row.device == FITTED[1]], ampere)}
+    """The numbers of ``rows``, by device: of the A100 and the H100 fitted, of others one of these's with the rate that
+    large products reach alone (toolkit/planning/reached.py)."""
+    own = {name: [row for row in rows if row.fits and row.device == name] for name in FITTED}
+    ampere = fit(own[FITTED[0]])
+    hopper = fit(own[FITTED[1]], ampere)
+    found = {FITTED[0]: ampere, FITTED[1]: hopper}
     for name in set(DEVICES.values()) - set(FITTED):
-        found[name] = (ampere[0] * reached(name).products / AMPERE.products, *ampere[1:])
+        like, of = (hopper, HOPPER) if name == "b200" else (ampere, AMPERE)
+        found[name] = (like[0] * reached(name).products / of.products, *ampere[1:])
     return found
 
 
@@ -223,14 +247,17 @@ def pairs(rows: Sequence[Timed]) -> Iterator[tuple[Timed, Timed]]:
             yield one, other
 
 
-def table(rows: list[dict[str, Any]], say: Callable[[str], None] = lambda text: None) -> list[str]:
-    """The section on time."""
+def table(
+    rows: list[dict[str, Any]], predicted: Sequence[Answered] = (), say: Callable[[str], None] = lambda text: None
+) -> list[str]:
+    """The section on time: of ``rows``, and of those that a command alone predicts."""
     having = [row for row in rows if has_time(row)]
     found = []
     for row in having:
         if not why_not_timed(row):
             found.append(timed(row))
             say(f"{row['id']} {found[-1].measured:.3f} s, predicted {found[-1].predicted:.3f} s")
+    found += [of_command(one) for one in predicted if one.typed.seconds and not one.first]
     lines = ["## Time", "", *_swap(found), "", *_fits(found), "", *_by_source(found), ""]
     lines += ["| row | configuration | device | measured s | predicted s | interval s | error | fitted to |",
               "| --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip

@@ -7,14 +7,15 @@ loaded kernels, cuBLAS' workspaces, NCCL's buffers.
 (c10/cuda/CUDACachingAllocator.cpp): sizes are rounded to 512 bytes; up to 1 MiB come from blocks of 2 MiB, up to 10 MiB
 from blocks of 20 MiB, larger ones from blocks of their own, rounded to 2 MiB, whose rest is used only by what fits into
 it. How much stays unused depends on the order of all allocations, which a plan does not have, so four numbers are
-fitted to 114 published runs (docs/measurements/outside.md):
+fitted to 89 published runs of kernels that a plan has (docs/measurements/outside.md):
 
     process = peak + fixed + TRANSIENT x t + LESSER x min(t, u) + LOSS x (what the loss adds) + SHARDED, if weights are
 
 t: what the forward and backward have beyond what the update finds; u: what the update makes itself (moments stay, the
 temporaries of foreach kernels do not). Weights and moments leave no gaps. What one of the two phases has freed is of
 other sizes than what the other one takes, so that the lesser of both stays beside the greater. The logits are by far
-the largest tensors of a step; where one of them was, smaller ones settle, and the next one finds no place.
+the largest tensors of a step; where one of them was, smaller ones settle, and the next one finds no place. In a loop
+that holds its outputs they stay where they are until the next step, and nothing settles there.
 Sharded weights are gathered on streams of their own, whose blocks no other stream is given.
 """
 
@@ -26,9 +27,10 @@ from toolkit.planning.hardware import GIB
 from toolkit.planning.memory import Memory
 
 MIB = 2**20
-TRANSIENT, LESSER, LOSS, SHARDED = 0.16, 1.13, 0.53, 1.25 * GIB
-LOW, HIGH = 0.887, 1.139
-"""Measured by predicted: a twentieth and nineteen twentieths of the 114 rows."""
+TRANSIENT, LESSER, LOSS, SHARDED = 0.17, 1.25, 0.30, 1.17 * GIB
+LOW, HIGH = 0.90, 1.12
+"""Measured by predicted: a twentieth and nineteen twentieths of the 89 rows, each predicted with numbers that are
+fitted to all the others."""
 
 
 def context(device: str) -> int:
@@ -73,14 +75,15 @@ class Parts:
     sharded: bool = False
 
     @classmethod
-    def of(cls, memory: Memory, device: str, ranks: int, sharded: bool) -> Parts:
-        """Those of a predicted step on a device of the table."""
+    def of(cls, memory: Memory, device: str, ranks: int, sharded: bool, holds_outputs: bool = False) -> Parts:
+        """Those of a predicted step on a device of the table. ``holds_outputs``: whether what the model returns lives
+        until the next step."""
         phases = memory.phases
-        more = phases.get("loss", 0) - phases.get("forward", 0)
+        more = 0 if holds_outputs else max(0, phases.get("loss", 0) - phases.get("forward", 0))
         highest = max(phases.get(name, 0) for name in ("forward", "loss", "backward", "reduce", "evaluate"))
         passes, update = max(0, highest - memory.held), max(0, phases.get("step", 0) - memory.held)
         beyond = context(device) + nccl(ranks)
-        return cls(memory.peak + workspaces(device), passes, max(0, more), min(passes, update), beyond, sharded)
+        return cls(memory.peak + workspaces(device), passes, more, min(passes, update), beyond, sharded)
 
     def process(self) -> float:
         """Bytes that nvidia-smi shows, without the interval, on a device that is large enough."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 class Reached:
     """``products``: the part of the bf16 rate that matrix products reach.
     ``bandwidth``: the part of the memory's. ``handled``: bytes of memory traffic with each byte that is sent while a
-    device computes. ``low``, ``high``: measured by predicted seconds of a step, of eight in ten
-    rows that were fitted to.
+    device computes. ``low``, ``high``: measured by predicted seconds of a step, of eight in ten of the device's rows,
+    in which every source counts the same.
     ``between_nodes``: GB/s per direction that link a node to the others, assumed: what the maker's own system has."""
 
     products: float
@@ -25,10 +25,11 @@ class Reached:
 
 AMPERE = Reached(0.78, 0.62, 4.7, 0.95, 1.11, 200)
 """59 of 117 runs on A100s of 80 GB. DGX A100: eight adapters of 200 Gb/s."""
-HOPPER = Reached(0.59, 0.62, 4.7, 0.83, 1.12, 400)
-"""Five of 16 runs on H100s, with memory and traffic of the A100's. DGX H100: eight adapters of 400 Gb/s."""
+HOPPER = Reached(0.59, 0.62, 4.7, 0.66, 1.38, 400)
+"""Five of 16 runs on H100s, with memory and traffic of the A100's. DGX H100: eight adapters of 400 Gb/s. The interval
+is that of the 59 runs on all devices but the A100."""
 ELSEWHERE = replace(AMPERE, low=HOPPER.low, high=HOPPER.high, between_nodes=25)
-"""An A100's parts. One adapter of 200 Gb/s. The interval is that of all devices but the A100: 14 of 35 rows."""
+"""An A100's parts. One adapter of 200 Gb/s."""
 
 MATMUL = {
     "a100": 0.848,  # 264.5 of 312

@@ -118,7 +118,8 @@ class Search:
     def _parts(self, resolved: Resolved, memory: Memory) -> Parts | None:
         if resolved.device != "cuda":
             return None
-        return Parts.of(memory, self.device.name, resolved.world_size, "weights" in resolved.traits.shards)
+        sharded, loop = "weights" in resolved.traits.shards, self.planner.loop
+        return Parts.of(memory, self.device.name, resolved.world_size, sharded, loop.holds_outputs)
 
     def _seconds(self, resolved: Resolved, planner: Planner, stages: list[Stage]) -> Seconds | None:
         segments = planner.segments_of(resolved)
