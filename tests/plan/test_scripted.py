@@ -270,6 +270,26 @@ def test_precision_follows_from_the_dtype_of_the_weights_and_autocast(
 
 
 @every_case(
+    ("switch", "arguments", "habits"),
+    [
+        ("", "", set()),
+        ("", "tf32=True", {"tf32=true"}),
+        ("torch.backends.cuda.matmul.allow_tf32 = True\n", "", {"tf32=true"}),
+        ("torch.backends.cuda.matmul.allow_tf32 = False\n", "", set()),
+        ("torch.backends.cudnn.allow_tf32 = True\n", "", set()),
+        ("torch.set_float32_matmul_precision('high')\n", "", {"tf32=true"}),
+        ("torch.set_float32_matmul_precision('highest')\n", "", set()),
+        ("torch.set_float32_matmul_precision('high')\n", "tf32=False", set()),
+    ],
+)
+def test_products_in_tf32_are_read(switch: str, arguments: str, habits: set[str], tmp_path: Path) -> None:
+    model = MODEL.replace("bfloat16", "float32")
+    file = tmp_path / "train.py"
+    file.write_text(HEAD + switch + model + ROWS + ARGUMENTS.replace("bf16=True", arguments) + TRAIN)
+    assert set(read_script(str(file), (), (), 1).habits) == habits
+
+
+@every_case(
     ("arguments", "trainer", "habits"),
     [
         ("", "", set()),

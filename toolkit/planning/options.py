@@ -79,7 +79,7 @@ class PlanOptions:
         typer.Option(
             metavar="KEY=VALUE",
             help="a habit of that loop: held_outputs, autocast, prepare_for_kbit, float32_base, double_quant, "
-            "reentrant (true or false), kernel (fused or foreach), eval_micro, eval_kept (numbers)",
+            "reentrant, tf32 (true or false), kernel (fused or foreach), eval_micro, eval_kept (numbers)",
         ),
     ] = ()
     """Habits of the loop: toolkit/planning/loops/named.py."""

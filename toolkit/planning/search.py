@@ -15,7 +15,7 @@ from toolkit.planning.candidate import UNSHARDED, Candidate
 from toolkit.planning.floors import Floors
 from toolkit.planning.hardware import Device
 from toolkit.planning.images import Images
-from toolkit.planning.loops import check_loop
+from toolkit.planning.loops import check_loop, loop_named
 from toolkit.planning.memory import Memory
 from toolkit.planning.predict import Planner
 from toolkit.planning.stages import Stage
@@ -53,7 +53,8 @@ class Search:
         and notes for the screen."""
         self.start = start
         self.asked = asked
-        self.device = device
+        self._tf32 = loop_named(loop).tf32
+        self.device = device.in_tf32() if self._tf32 else device
         self.rates = rates
         self.headroom = headroom = (0.05 if asked.device == "cpu" else 0.0) if headroom is None else headroom
         self.usable = int(device.bytes * (1 - headroom))
@@ -67,7 +68,7 @@ class Search:
     def on(self, device: Device) -> Search:
         """The same search on another device, with the traces of this one."""
         other = copy.copy(self)
-        other.device, other.usable = device, int(device.bytes * (1 - self.headroom))
+        other.device, other.usable = device.in_tf32() if self._tf32 else device, int(device.bytes * (1 - self.headroom))
         other.rates = Rates.on(device, self.rates.between_nodes)
         return other
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from toolkit.errors import InputError, Place
 from toolkit.importing.script.adapter_calls import read_adapter, read_checkpointing
 from toolkit.importing.script.evaluation import read_evaluation
+from toolkit.importing.script.matmul import read_matmul
 from toolkit.importing.script.model_calls import read_model
 from toolkit.importing.script.own_loop import own_loop
 from toolkit.importing.script.setting import Settings
@@ -26,6 +27,7 @@ def read_settings(path: str) -> Settings:
     read_checkpointing(settings)
     _length(settings)
     read_evaluation(settings)
+    read_matmul(settings)
     return settings
 
 

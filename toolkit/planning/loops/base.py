@@ -97,7 +97,8 @@ class Loop:
     what is frozen; None: transformers' is trained. ``sync``: when gradients are summed over ranks (``strategy.sync``),
     where the recipe does not say. ``one_group``: its optimizer has one group of all weights, which decays.
     ``wraps_layers``: under fsdp1 each layer that trains beside frozen weights is a unit by itself, as PEFT's policy has
-    it. ``double_quant``: whether the statistics of its 4-bit weights are quantised too. ``eval_micro``: rows of a
+    it. ``double_quant``: whether the statistics of its 4-bit weights are quantised too. ``tf32``: whether products of
+    float32 are computed in TF32. ``eval_micro``: rows of a
     batch of its evaluation; 0: those of a micro-batch, which take less than a step. ``eval_kept``: batches whose
     logits stay on the device until the evaluation, or the part of it that goes to the host together, is over.
     ``concatenates``: whether they are one tensor, which is copied with each batch; else a list. ``returns_logits``:
@@ -121,6 +122,7 @@ class Loop:
     one_group: bool = False
     wraps_layers: bool = True
     double_quant: bool = True
+    tf32: bool = False
     eval_micro: int = 0
     eval_kept: int = 0
     concatenates: bool = True

@@ -22,6 +22,7 @@ HABITS = {
     "double_quant": "whether the statistics of 4-bit weights are quantised too",
     "reentrant": "checkpointing with use_reentrant=True",
     "kernel": "the optimizer's kernel: fused or foreach",
+    "tf32": "products of float32 at TF32's rate (torch.backends.cuda.matmul.allow_tf32)",
     "eval_micro": "rows of a batch of the evaluation",
     "eval_kept": "batches of the evaluation whose logits stay on the device",
 }
@@ -81,8 +82,7 @@ def with_habits(loop: Loop, habits: Sequence[str]) -> Loop:
     own |= {key: given[key] for key in _NUMBERS if key in given}
     if own.get("eval_kept") and not loop.returns_logits:
         raise InputError(f"--loop-set eval_kept={own['eval_kept']}: {loop.title} computes no logits that could stay")
-    if "double_quant" in given:
-        own["double_quant"] = given["double_quant"]
+    own |= {key: given[key] for key in ("double_quant", "tf32") if key in given}
     if given.get("held_outputs"):
         own["acting"] = loop.acting if isinstance(loop.acting, Together) else Together(HELD, loop.acting)
     elif "held_outputs" in given:
