@@ -29,6 +29,23 @@ class Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class Shadow(NamedTuple):
+    """A second set of the trained weights that an option keeps through a run, in float32 and sharded as they are. A
+    checkpoint has them beside the moments, as tensors WEIGHT.OPTION. An export may have them in place of the weights.
+    """
+
+    noun: str
+    """What one tensor is, ``average``: the kind of its comparisons in `verify` too."""
+    title: str
+    """What it is compared with: ``the moving average of the weights``."""
+    exported: str
+    """What an export of them has, for its card: ``averaged weights``."""
+    wrong: str
+    """The diagnosis where they are wrong after an update; its facts are ``count`` and ``first``."""
+    lost: str
+    """The diagnosis where a resume does not restore them; its fact is ``differing``."""
+
+
 class Option:
     """An option of training. A subclass with a ``name`` registers itself.
 
@@ -45,10 +62,13 @@ class Option:
     """What `options.NAME` takes."""
     axes: ClassVar[frozenset[str]] = frozenset()
     """Axes of `strategy.mesh`, of context, tensor, expert and pipeline, that it has been verified with."""
-    claim: ClassVar[tuple[str, str]]
-    """Of the evidence that it is active: an id, and what is counted (`embeddings with noise`)."""
+    claim: ClassVar[tuple[str, str] | None]
+    """Of the evidence that it is active: an id, and what is counted (`embeddings with noise`). None: what `verify`
+    compares of it is the evidence, as a ``shadow``."""
     missing: ClassVar[str]
     """The diagnosis where that evidence is missing; one of ``diagnoses``."""
+    shadow: ClassVar[Shadow | None] = None
+    """The weights that it keeps beside those that train."""
 
     def __init_subclass__(cls) -> None:
         if "name" not in vars(cls):
@@ -123,6 +143,19 @@ class Option:
         module = self._part("faults")
         return {} if module is None else module.DIAGNOSES
 
+    # ------------------------------------------------------------------ of state beside the weights, through a run
+
+    def keep(self, engine: Any, settings: Any) -> Any:
+        """Begin to keep ``shadow`` of an engine's weights: ShadowWeights (toolkit/training/shadow.py)."""
+        return self._needed("apply").keep(engine, settings)
+
+    def state_bytes(self, settings: Any, elements: int) -> int:
+        """Bytes that it keeps of so many trained elements: on the device, and in a checkpoint."""
+        return 4 * elements if self.shadow else 0
+
+    def shorten(self, values: dict[str, Any]) -> None:
+        """Change its settings in a recipe's ``values``, in place, so that the few steps of `verify` exercise it."""
+
     def _needed(self, part: str) -> Any:
         module = self._part(part)
         if module is None:
@@ -164,6 +197,21 @@ def asked_options(recipe: Any) -> list[Asked]:
     others = [option for name in recipe.options if (option := option_named(name)) is not None]
     found = (Asked(option, option.settings(recipe)) for option in sorted((*own, *others), key=lambda one: one.name))
     return [one for one in found if one.settings is not None]
+
+
+def shadowing_options(recipe: Any) -> list[Asked]:
+    """Those of ``recipe`` that keep weights beside those that train, by name."""
+    return [asked for asked in asked_options(recipe) if asked.option.shadow is not None]
+
+
+def shadows() -> dict[str, Shadow]:
+    """Every option's ``shadow`` by the kind of its comparisons."""
+    return {option.shadow.noun: option.shadow for option in all_options().values() if option.shadow is not None}
+
+
+def state_bytes(recipe: Any, elements: int) -> int:
+    """Bytes that the options of ``recipe`` keep of so many trained elements."""
+    return sum(option.state_bytes(settings, elements) for option, settings in asked_options(recipe))
 
 
 def in_room(name: str) -> AfterValidator:

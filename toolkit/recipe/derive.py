@@ -114,9 +114,6 @@ def _options(recipe: Recipe, blocks: tuple[str, ...], decide: Decisions) -> None
     if (early := recipe.run.early_stopping) is not None:
         rule = f"after {early.patience} evaluations without improvement by more than {early.min_delta:g}"
         decide("run.early_stopping", rule, "not in training_args.json: use EarlyStoppingCallback")
-    if (ema := recipe.run.ema) is not None:
-        rule = f"decay {ema.decay:g}, every {ema.every} updates, after {ema.start}"
-        decide("run.ema", rule, "4 bytes per trained parameter, sharded as the weights; not in training_args.json")
     if recipe.model.kernels == "liger":
         why = "norms, gated MLPs and rotary embeddings of liger_kernel; in training_args.json as use_liger_kernel"
         decide("model.kernels", "liger", why)

@@ -598,7 +598,7 @@ class Run(Section):
     early_stopping: EarlyStopping | None = Field(
         None, description="end the run when `metric` no longer improves: {patience, min_delta}"
     )
-    ema: Ema | None = Field(
+    ema: Annotated[Ema | None, in_room("ema")] = Field(
         None, description="keep a float32 moving average of the trained weights, for toolkit export --ema"
     )
     trackers: list[str] = Field([], description="trackers, by their accelerate name: tensorboard, wandb, ...")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.contextable import attention_heads
 from toolkit.recipe.model_facts import ModelFacts
@@ -74,8 +72,4 @@ def why_not_in_parts(recipe: Recipe, experts: bool = False) -> str | None:
         return f"optimizer.name: {optimizer.name} needs whole matrices; use adamw, lion or sgd"
     if recipe.strategy.offload != "none":
         return "has not been verified with strategy.offload; set offload: none"
-    unverified: dict[str, Any] = {"run.ema": recipe.run.ema, "run.group_norms": recipe.run.group_norms}
-    for key, given in unverified.items():
-        if given:
-            return f"has not been verified with {key}; remove it"
-    return None
+    return "has not been verified with run.group_norms; remove it" if recipe.run.group_norms else None

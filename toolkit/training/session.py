@@ -39,7 +39,7 @@ from toolkit.recipe.preflight import with_classes
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.tokenizer_facts import added_tokens
-from toolkit.rooms import asked_options
+from toolkit.rooms import asked_options, shadowing_options
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import Engine
 from toolkit.strategies.engines.claims import Claim, NotActive
@@ -50,8 +50,8 @@ from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.process_group import allow_hours
 from toolkit.strategies.engines.quantised import base_claims
 from toolkit.tasks import task_of
-from toolkit.training.average import Average
 from toolkit.training.group_norms import GroupNorms
+from toolkit.training.shadow import ShadowWeights
 from toolkit.upstream.torch import inside_a_mode
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ class Session:
     """The whole model's config and embeddings, which samples are checked against before the first step."""
     unreached: list[str] = field(default_factory=list)
     """Weights that no output depends on, and that are not trained for that."""
-    average: Average | None = None
-    """``run.ema``: the moving average of the trained weights."""
+    shadows: dict[str, ShadowWeights] = field(default_factory=dict)
+    """Weights that options keep beside those that train, by the option's name."""
     frozen: list[Frozen] = field(default_factory=list)
     """What each pattern of ``model.freeze`` has frozen."""
     loaded_whole: str | None = None
@@ -259,8 +259,7 @@ def engage(
         text = "; ".join(f"{claim.claim}: {claim.seen}, expected {claim.expected}" for claim in failed)
         raise NotActive(f"{resolved.recipe.strategy.name} is not active: {text}", failed)
     allow_hours()
-    settings = resolved.recipe.run.ema
-    average = None if settings is None else Average(engine, settings)
+    shadows = {option.name: option.keep(engine, settings) for option, settings in shadowing_options(resolved.recipe)}
     return Session(
         resolved,
         tokenizer,
@@ -270,7 +269,7 @@ def engage(
         weights,
         prepared.built,
         prepared.unreached,
-        average,
+        shadows,
         prepared.frozen,
         prepared.loaded_whole,
         notes=prepared.notes,

@@ -179,15 +179,8 @@ def _stages(
     outputs.measures += evaluated
     yield outputs
     yield gradient(ranks, reference.noise, replayed, case.overflow_step)
-    yield from optimizer_stages(
-        ranks,
-        resolved,
-        reference.decayed,
-        case.steps,
-        case.overflow_step,
-        matrices=reference.loop.matrices,
-        ema=resolved.recipe.run.ema,
-    )
+    matrices = reference.loop.matrices
+    yield from optimizer_stages(ranks, resolved, reference.decayed, case.steps, case.overflow_step, matrices=matrices)
     yield cross_rank(ranks)
 
 

@@ -12,6 +12,7 @@ from toolkit.planning.loops.base import Loop, LoopPrecision
 from toolkit.planning.loops.known import LOOPS
 from toolkit.planning.loops.named import habits_of, loop_named
 from toolkit.recipe.resolve import Resolved
+from toolkit.rooms import shadowing_options
 
 __all__ = ["LOOPS", "Loop", "LoopPrecision", "check", "check_loop", "habits_of", "loop_named"]
 
@@ -32,7 +33,7 @@ def check(loop: Loop, name: str, resolved: Resolved) -> None:
         ("activation_offload", recipe.activation_offload, False),
         ("fp8", recipe.fp8, False),
         ("z_loss", recipe.z_loss, 0.0),
-        ("run.ema", recipe.run.ema, None),
+        *((option.key, settings, None) for option, settings in shadowing_options(recipe)),
         ("label_smoothing", recipe.label_smoothing, 0),
         ("strategy.unsharded_blocks", recipe.strategy.unsharded_blocks, None),
     ):

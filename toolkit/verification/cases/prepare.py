@@ -20,6 +20,7 @@ from toolkit.recipe.schema import Batch, Recipe
 from toolkit.recipe.tokenizer_facts import added_tokens
 from toolkit.recipe.varlenable import VARLEN
 from toolkit.reference.schedule import plain_learning_rate
+from toolkit.rooms import asked_options
 from toolkit.strategies import resolve
 from toolkit.tasks import task_of
 from toolkit.verification.cases.case import FULL_WINDOWS, OVERFLOW_STEP, STEPS, Case, PassName, compute_of
@@ -82,9 +83,8 @@ def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
     values["run"] |= {"max_steps": STEPS, "epochs": None, "save_every": 0, "eval_every": 0, "trackers": []}
     values["run"] |= {"early_stopping": None, "eval_at_start": False, "metric": "eval_loss",
                       "sample_prompts": []}  # nothing is evaluated  # fmt: skip
-    if (ema := values["run"]["ema"]) is not None:
-        # Within a few steps the average begins, and changes by more than it is rounded.
-        ema |= {"decay": min(ema["decay"], 0.9), "every": min(ema["every"], 2), "start": min(ema["start"], 1)}
+    for option, _ in asked_options(resolved.recipe):
+        option.shorten(values)
     values["machine"]["device"] = resolved.device
     values["schedule"] |= _warmed_up(resolved) | _decayed(resolved)
     if resolved.recipe.optimizer.base_global_batch is not None:

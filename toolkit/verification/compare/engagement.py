@@ -142,6 +142,8 @@ def _fused(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
 def _options(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     claims = []
     for option, _ in asked_options(resolved.recipe):
+        if option.claim is None:
+            continue
         calls = [(rank.options[option.name], rank.forwards) for rank in ranks]
         seen = ", ".join(f"{active} of {forwards}" for active, forwards in calls)
         ok = all(active == forwards > 0 for active, forwards in calls)

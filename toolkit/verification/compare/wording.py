@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from toolkit.rooms import shadows
+
 KINDS: dict[str, tuple[str, str]] = {
     # data
     "conversation-ids": ("conversation {row}", "its token ids are not the tokenizer's"),
@@ -67,7 +69,6 @@ KINDS: dict[str, tuple[str, str]] = {
     "tensor-coefficient": ("{name}", "gradients were multiplied by {seen:.7g}, {expected:.7g} expected"),
     # update
     "update": ("{name}", ""),
-    "average": ("{name} average", "the moving average of the weights"),
     "update-of-skipped-step": ("{name}", "a skipped step changed it"),
     # optimizer-state
     "state-missing": ("{name}", "no optimizer state"),
@@ -116,9 +117,13 @@ KINDS: dict[str, tuple[str, str]] = {
 
 def label(kind: str, name: str, phase: str, facts: Mapping[str, Any]) -> str:
     """What was compared, for example ``resumed lm_head.weight exp_avg``."""
-    return f"{phase} {KINDS[kind][0].format(name=name, **facts)}".strip()
+    return f"{phase} {_words(kind)[0].format(name=name, **facts)}".strip()
 
 
 def sentence(kind: str, name: str, facts: Mapping[str, Any]) -> str:
     """What was observed."""
-    return KINDS[kind][1].format(name=name, **facts)
+    return _words(kind)[1].format(name=name, **facts)
+
+
+def _words(kind: str) -> tuple[str, str]:
+    return KINDS[kind] if kind in KINDS else (f"{{name}} {kind}", shadows()[kind].title)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from toolkit.reference.extras import Extras
-from toolkit.rooms import all_options
+from toolkit.rooms import all_options, shadows
 from toolkit.strategies.engines.claims import Claim
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import IGNORED
@@ -54,7 +54,7 @@ def _none(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis 
 
 
 def _unproven(claims: Sequence[Claim]) -> Diagnosis | None:
-    diagnoses = _CLAIMS | {option.claim[0]: option.missing for option in all_options().values()}
+    diagnoses = _CLAIMS | {option.claim[0]: option.missing for option in all_options().values() if option.claim}
     for claim in claims:
         if claim.id in diagnoses:
             seen = claim.seen[:160]
@@ -321,8 +321,8 @@ def _round_trip(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diag
         return Diagnosis("step-count-not-restored", facts)
     if "frozen-weights" in kinds:
         return Diagnosis("frozen-weights-not-restored", facts)
-    if kinds == {"average"}:
-        return Diagnosis("average-not-restored", facts)
+    if kinds <= shadows().keys():
+        return Diagnosis(shadows()[wrong[0].kind].lost, facts)
     if kinds == {"exported-average"}:
         return Diagnosis("export-not-average", {"count": len(wrong), "first": wrong[0].name})
     if wrong[0].kind == "logits":

@@ -264,9 +264,6 @@ _STEP = {
                              "all {count} wrong weights are bf16 numbers", "accelerate#2624, accelerate#3979"),
     "decays-spared-weights": Known("weight decay is applied to weights that the groups exclude",
                                    "{count} of them, first {first}"),
-    "average-wrong": Known(
-        "the moving average of the weights is not what run.ema says", "{count} averages differ, first {first}",
-    ),
     "weight-decay-missing": Known("weight decay is missing", "{count} weights that should decay, first {first}",
                                   "peft#3503"),
     "moments-in-bf16": Known("Adam's moments are kept in bf16", "all {count} moments are bf16 numbers",
@@ -302,7 +299,6 @@ _AFTER = {
                                    "DeepSpeed#4321, DeepSpeed#7985"),
     "ranks-diverged": Known("ranks have diverged", "{first}: {measure}"),
     "resumed-samples": Known("the resumed run reads other samples", "{differing}"),
-    "average-not-restored": Known("the moving average of the weights is not restored", "{differing}"),
     "step-count-not-restored": Known("the optimizer's step count is not restored", "{differing}", "DeepSpeed#4396"),
     "frozen-weights-not-restored": Known("frozen weights are not restored", "{differing}", "DeepSpeed#3090"),
     "export-not-average": Known(

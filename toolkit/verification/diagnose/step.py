@@ -12,6 +12,7 @@ from toolkit.reference.optimizers.adamw import AdamW
 from toolkit.reference.optimizers.muon import MatrixMuon, newton_schulz
 from toolkit.reference.optimizers.stochastic import StochasticAdamW
 from toolkit.reference.schedule import plain_learning_rate, plain_peak
+from toolkit.rooms import shadows
 from toolkit.verification.cases.case import Case
 from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.diagnose.diagnosis import Diagnosis
@@ -48,13 +49,13 @@ def update_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> Dia
     """From what the weights did in place of the right update."""
     run = found.ranks[0].run
     step = measure.step
-    if averages := [m for m in stage.wrong if m.step == step and m.kind == "average"]:
-        others = [m for m in stage.wrong if m.step == step and m.kind != "average"]
-        if not others:
-            return Diagnosis("average-wrong", {"count": len(averages), "first": averages[0].name})
+    measures = [m for m in stage.wrong if m.step == step]
+    if {m.kind for m in measures} <= shadows().keys():
+        facts = {"count": len(measures), "first": measures[0].name}
+        return Diagnosis(shadows()[measures[0].kind].wrong, facts)
     before = run.weights if step == 0 else run.steps[step - 1].weights
     after = run.steps[step].weights
-    wrong = [m.name for m in stage.wrong if m.step == step]
+    wrong = [m.name for m in measures]
     resolved = case.resolved()
     settings = resolved.recipe.optimizer
     if all(torch.equal(before[name], after[name]) for name in wrong):

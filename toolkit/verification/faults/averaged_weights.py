@@ -13,7 +13,7 @@ _SCHEDULE = {"name": "constant", "warmup_ratio": None, "warmup_steps": 1, "min_r
 
 
 class _Averaging(Fault):
-    needs: ClassVar = {"optimizer": {"name": "schedule-free"}, "schedule": _SCHEDULE, "run": {"ema": None}}
+    needs: ClassVar = {"optimizer": {"name": "schedule-free"}, "schedule": _SCHEDULE}
 
     @classmethod
     def needs_of(cls, resolved: Any) -> dict[str, Any]:

@@ -8,35 +8,6 @@ from toolkit.verification.faults.base import Fault, Patch
 from toolkit.verification.faults.helpers import LORA
 
 
-class ResumeAverageLost(Fault):
-    id = "resume-average-lost"
-    title = "the moving average of the weights is not restored by a resume"
-    stages = ("round-trip",)
-    diagnoses = ("average-not-restored",)
-    needs: ClassVar = {"run": {"ema": {"decay": 0.9, "every": 1, "start": 0}}}
-
-    @classmethod
-    def needs_of(cls, resolved: Any) -> dict[str, Any]:
-        pure = resolved.recipe.precision == "bf16-pure"
-        return cls.needs | ({"precision": "bf16"} if pure else {})
-
-    def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import checkpoint
-
-        def load(right: Any) -> Any:
-            def wrong(session: Any, folder: Any) -> Any:
-                self.reached()
-                average, session.average = session.average, None
-                try:
-                    return right(session, folder)
-                finally:
-                    session.average = average
-
-            return wrong
-
-        patch(checkpoint, "load", load)
-
-
 class MergeWrong(Fault):
     id = "merge-wrong"
     title = "merged weights answer differently from the live adapter"

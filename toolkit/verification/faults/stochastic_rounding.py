@@ -10,7 +10,6 @@ _STOCHASTIC = {
     "precision": "bf16-pure",
     "optimizer": {"name": "adamw", "kernel": "fused", "rounding": "stochastic"},
     "strategy": {"mesh": None, "offload": "none"},
-    "run": {"ema": None},
     "fp8": False,
 }
 

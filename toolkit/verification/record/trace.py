@@ -53,7 +53,7 @@ class StepTrace:
     states: dict[str, OptimizerState | None] = field(default_factory=dict)
     copies: dict[str, str] = field(default_factory=dict)
     averages: Tensors = field(default_factory=dict)
-    """``run.ema``: after the step."""
+    """What options keep of the weights (``Option.shadow``), as WEIGHT.OPTION: after the step."""
     statistics: Tensors = field(default_factory=dict)
     """Running statistics of batch normalisation after the step, of this rank."""
 

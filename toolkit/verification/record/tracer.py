@@ -87,12 +87,12 @@ class SessionTracer:
         if self.overflow_step is not None and engine.loss_scale > self.loss_scale:
             _set_scale(engine, self.loss_scale)
         self.trace.weights, self.trace.states, self.trace.copies = self._tensors()
-        self.trace.averages = self._averages()
+        self.trace.averages = self._shadows()
         self.trace.statistics = self.engine.statistics()
         self.trace.frozen = self._frozen()
-        average: Any = self.session.average
-        if average is not None:
-            average.update = self._watched_update(average.update)
+        shadows: list[Any] = list(self.session.shadows.values())
+        for shadow in shadows:
+            shadow.update = self._watched_update(shadow.update)
         loss_sum, backward, unscale, step = loop.loss_sum, engine.backward, engine.unscale, engine.step
         loop.loss_sum = self._watched_loss(loss_sum)
         engine.backward = self._watched_backward(backward)
@@ -104,8 +104,8 @@ class SessionTracer:
         finally:
             loop.loss_sum = loss_sum
             del engine.backward, engine.unscale, engine.step
-            if average is not None:
-                del average.update
+            for shadow in shadows:
+                del shadow.update
         self.trace.frozen_after = self._frozen()
 
     @contextlib.contextmanager
@@ -256,16 +256,16 @@ class SessionTracer:
     def _watched_update(self, update: Callable[[int], None]) -> Callable[[int], None]:
         def watched(updates: int) -> None:
             update(updates)
-            self.trace.steps[-1].averages = self._averages()
+            self.trace.steps[-1].averages = self._shadows()
 
         return watched
 
-    def _averages(self) -> dict[str, torch.Tensor]:
-        """Of ``run.ema``, as a checkpoint reads them; rank 0 has them."""
-        if self.session.average is None:
-            return {}
-        with self.session.average.swapped():
-            whole = self._weights()
+    def _shadows(self) -> dict[str, torch.Tensor]:
+        """What options keep of the weights, as a checkpoint reads it and names it; rank 0 has it."""
+        whole: dict[str, torch.Tensor] = {}
+        for option, shadow in self.session.shadows.items():
+            with shadow.swapped():
+                whole |= {f"{name}.{option}": tensor for name, tensor in self._weights().items()}
         return whole if self.main else {}
 
     def _frozen(self) -> dict[str, str]:

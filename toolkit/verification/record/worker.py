@@ -89,7 +89,9 @@ def _run(case: Case, trace: RankTrace) -> None:
         _train(session, case, progress, after_step)
     trace.forwards = sum(len(step.micros) for step in run.steps)
     trace.fused = fused_calls(session.engine.model) - evaluating["fused"]
-    trace.options = {one.name: one.calls(session.engine.model) for one, _ in asked_options(resolved.recipe)}
+    trace.options = {
+        one.name: one.calls(session.engine.model) for one, _ in asked_options(resolved.recipe) if one.claim
+    }
     if resolved.recipe.compile:
         seen = compilation()
         trace.compiled = replace(seen, calls=seen.calls - evaluating["calls"], runs=seen.runs - evaluating["runs"])
