@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from toolkit.errors import InputError
+from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.needs import NO_TOKENIZER
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Batch, Recipe
@@ -114,7 +115,8 @@ def make_case(values: dict[str, Any], resolved: Resolved, pass_name: PassName, f
     values = dict(values)
     if pass_name == "logic":
         values |= {"precision": "fp32", "fp8": False}
-        values["optimizer"] = {key: value for key, value in values["optimizer"].items() if key != "rounding"}
+        left_out = optimizer_kind(resolved.recipe.optimizer.name).keys_of_16_bits
+        values["optimizer"] = {key: value for key, value in values["optimizer"].items() if key not in left_out}
         if resolved.device == "cuda" and values["model"]["attention"] == VARLEN:
             values["model"] = values["model"] | {"attention": "sdpa"}
     small = resolve(Recipe.model_validate(values), resolved.source, device=resolved.device)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from toolkit.optimizers import optimizer_kind, optimizer_names
 from toolkit.rooms import all_options
 
 
@@ -270,12 +271,6 @@ _STEP = {
                              "AReaL#1292"),
     "moments-not-nearest": Known("8-bit moments are not the nearest codes of their values",
                                  "{count} moments, first {first}"),
-    "nearest-not-stochastic": Known("weights are rounded to nearest, not stochastically",
-                                    "{count} weights, first {first}"),
-    "rounded-by-other-bits": Known(
-        "weights are rounded stochastically by other bits than those of their name, step and place",
-        "{count} weights, first {first}",
-    ),
     "rate-of-a-group": Known(
         "the learning rate of a parameter group is ignored",
         "the parameters of optimizer.groups[{group}] have {seen}, the rate of all others, instead of {expected:.6g}",
@@ -352,5 +347,8 @@ _OWN: dict[str, Known] = _EVIDENCE | _SAMPLES | _DATA | _FORWARD | _GRADIENT | _
 
 
 def known() -> dict[str, Known]:
-    """Every diagnosis by id, those of options too."""
-    return _OWN | {name: one for option in all_options().values() for name, one in option.diagnoses().items()}
+    """Every diagnosis by id, those of options and optimizers too."""
+    optimizers = [optimizer_kind(name).diagnoses for name in optimizer_names()]
+    of_optimizers = {name: Known(*words) for diagnoses in optimizers for name, words in diagnoses.items()}
+    of_options = {name: one for option in all_options().values() for name, one in option.diagnoses().items()}
+    return _OWN | of_optimizers | of_options
