@@ -23,18 +23,13 @@ class ResumeAverageLost(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.training import checkpoint
 
-        def load(right: Any) -> Any:
-            def wrong(session: Any, folder: Any) -> Any:
-                self.reached()
-                shadows, session.shadows = session.shadows, {}
-                try:
-                    return right(session, folder)
-                finally:
-                    session.shadows = shadows
-
-            return wrong
-
-        patch(checkpoint, "load", load)
+        @self.breaking(patch, checkpoint, "load")
+        def load(right: Any, session: Any, folder: Any) -> Any:
+            shadows, session.shadows = session.shadows, {}
+            try:
+                return right(session, folder)
+            finally:
+                session.shadows = shadows
 
 
 FAULTS = (ResumeAverageLost,)

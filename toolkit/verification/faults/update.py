@@ -19,14 +19,9 @@ class DecayLost(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.training import session
 
-        def decayed_names(right: Any) -> Any:
-            def wrong(model: Any, optimizer: Any) -> frozenset[str]:
-                self.reached()
-                return frozenset()
-
-            return wrong
-
-        patch(session, "decayed_names", decayed_names)
+        @self.breaking(patch, session, "decayed_names")
+        def decayed_names(right: Any, model: Any, optimizer: Any) -> frozenset[str]:
+            return frozenset()
 
 
 class DecayOnEverything(Fault):
@@ -39,14 +34,9 @@ class DecayOnEverything(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.training import session
 
-        def decayed_names(right: Any) -> Any:
-            def wrong(model: Any, optimizer: Any) -> frozenset[str]:
-                self.reached()
-                return frozenset(name for name, p in model.named_parameters() if p.requires_grad)
-
-            return wrong
-
-        patch(session, "decayed_names", decayed_names)
+        @self.breaking(patch, session, "decayed_names")
+        def decayed_names(right: Any, model: Any, optimizer: Any) -> frozenset[str]:
+            return frozenset(name for name, p in model.named_parameters() if p.requires_grad)
 
 
 class MasterBf16(Fault):
