@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import toolkit
 from cases import every_case
 from jobs import loader_for, resolved_from
 from tiny import recipe_dict
@@ -88,11 +89,11 @@ def test_an_export_may_have_the_averages(tiny_root: Path, tmp_path: Path) -> Non
     check_definition(*made)
     from safetensors.torch import load_file
 
-    for option, right in (("ema", made[2]), (None, made[1][-1])):
-        export(tmp_path / "run", tmp_path / f"out-{option}", weights_of=option)
-        found = load_file(tmp_path / f"out-{option}/model.safetensors")
+    for ema, right in ((True, made[2]), (False, made[1][-1])):
+        exported = toolkit.export(tmp_path / "run", tmp_path / f"out-{ema}", ema=ema)
+        found = load_file(exported.folder / "model.safetensors")
         assert all(torch.equal(found[name], tensor) for name, tensor in right.items())
-    assert "averaged weights" in (tmp_path / "out-ema/README.md").read_text()
+    assert "averaged weights" in (tmp_path / "out-True/README.md").read_text()
     with pytest.raises(InputError, match=r"--neftune: this installation has no toolkit/options/neftune"):
         export(tmp_path / "run", tmp_path / "out", weights_of="neftune")
     without = resolved_from(recipe(tiny_root, "single", run={}))
