@@ -152,15 +152,15 @@ def _shadows(
     step: int, phase: str, right: StepTrace, seen: Mapping[str, torch.Tensor], tolerance: float
 ) -> list[Measure]:
     """What options keep of the weights."""
-    found = []
+    measures = []
     for tensor, value in right.averages.items():
         name, _, keeper = tensor.rpartition(".")
         option = option_named(keeper)
         assert option is not None
         assert option.shadow is not None
         error = _error(seen[tensor], value) if tensor in seen else float("inf")
-        found.append(Measure(option.shadow.noun, step, error, tolerance, name, phase=phase))
-    return found
+        measures.append(Measure(option.shadow.noun, step, error, tolerance, name, phase=phase))
+    return measures
 
 
 def _statistics(

@@ -102,21 +102,21 @@ def _rates(taken: StepTrace, resolved: Resolved, rules: dict[str, Rule], updates
 def _shadow(taken: StepTrace, before: Tensors, option: Option, plain: PlainOption, updates: int) -> list[Measure]:
     """The change of what an option keeps of each weight, or that there is none where the step was skipped."""
     assert option.shadow is not None
-    kind, found = option.shadow.noun, []
+    kind, measures = option.shadow.noun, []
     eps = torch.finfo(torch.float32).eps
     for name, weight in taken.weights.items():
         tensor = f"{name}.{option.name}"
         if taken.skipped or tensor not in taken.averages:
             missing = not taken.skipped
-            found.append(Measure(kind, taken.step, math.inf if missing else 0.0, 0.0, name))
+            measures.append(Measure(kind, taken.step, math.inf if missing else 0.0, 0.0, name))
             continue
-        right = plain.shadow(before[tensor], weight, updates)
-        change = (right - before[tensor].double()).norm().item()
-        rounding = plain.roundings * eps * max(right.norm().item(), weight.double().norm().item())
-        error = (taken.averages[tensor].double() - right).norm().item()
+        expected = plain.shadow(before[tensor], weight, updates)
+        change = (expected - before[tensor].double()).norm().item()
+        rounding = plain.roundings * eps * max(expected.norm().item(), weight.double().norm().item())
+        error = (taken.averages[tensor].double() - expected).norm().item()
         scale = change or 1.0
-        found.append(Measure(kind, taken.step, error / scale, rounding / scale, name, eps))
-    return found
+        measures.append(Measure(kind, taken.step, error / scale, rounding / scale, name, eps))
+    return measures
 
 
 def _compare_unchanged(taken: StepTrace, weights: Tensors, states: States, update: Stage, state: Stage) -> None:
