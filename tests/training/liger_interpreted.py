@@ -21,7 +21,7 @@ from tiny import recipe_dict
 from toolkit.model.checkpointing import checkpoint_blocks
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
-from toolkit.training.session import prepare_model
+from toolkit.training.preparation import prepare_model
 
 
 @triton.jit

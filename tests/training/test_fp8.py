@@ -28,7 +28,7 @@ from toolkit.strategies.engines.claims import Claim
 from toolkit.strategies.engines.float8 import FLOAT8_LAYERS, product_claim
 from toolkit.training.export import export
 from toolkit.training.finding import newest
-from toolkit.training.session import prepare_model
+from toolkit.training.preparation import prepare_model
 from toolkit.verification import screen
 from toolkit.verification.compare.engagement import _float8
 from toolkit.verification.matrix import what_caught

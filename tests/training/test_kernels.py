@@ -28,7 +28,7 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 from toolkit.strategies.engines.kernels import kernel_claim
-from toolkit.training.session import prepare_model
+from toolkit.training.preparation import prepare_model
 from toolkit.verification.compare.arithmetic import why_measured
 from toolkit.verification.run import verify
 

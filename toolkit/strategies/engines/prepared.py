@@ -21,7 +21,8 @@ class Prepared:
     model: nn.Module
     resolved: Resolved
     built: Built
-    decayed: frozenset[str]
+    decayed: frozenset[str] = frozenset()
+    """Names of the trained weights that decay."""
     blocks: list[tuple[str, nn.Module]] = field(default_factory=list)
     bases: dict[str, int] = field(default_factory=dict)
     """QLoRA: the quantised weights, elements by name."""

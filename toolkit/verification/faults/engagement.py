@@ -29,7 +29,7 @@ class AdapterDtype(Fault):
     needs: ClassVar = {"adapter": LORA, "precision": "bf16"}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
         def set_dtypes(right: Any) -> Any:
             def wrong(model: Any, trainable: str, frozen: str) -> None:
@@ -39,7 +39,7 @@ class AdapterDtype(Fault):
 
             return wrong
 
-        patch(session, "set_dtypes", set_dtypes)
+        patch(preparation, "set_dtypes", set_dtypes)
 
 
 class AdapterFrozen(Fault):
@@ -50,7 +50,7 @@ class AdapterFrozen(Fault):
     needs: ClassVar = {"adapter": LORA}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
         def add_adapter(right: Any) -> Any:
             def wrong(*args: Any, **kwargs: Any) -> Any:
@@ -62,7 +62,7 @@ class AdapterFrozen(Fault):
 
             return wrong
 
-        patch(session, "add_adapter", add_adapter)
+        patch(preparation, "add_adapter", add_adapter)
 
 
 class BaseUnfrozen(Fault):
@@ -73,7 +73,7 @@ class BaseUnfrozen(Fault):
     needs: ClassVar = {"adapter": LORA}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
         def add_adapter(right: Any) -> Any:
             def wrong(*args: Any, **kwargs: Any) -> Any:
@@ -85,7 +85,7 @@ class BaseUnfrozen(Fault):
 
             return wrong
 
-        patch(session, "add_adapter", add_adapter)
+        patch(preparation, "add_adapter", add_adapter)
 
 
 class BaseUnquantised(Fault):
@@ -96,7 +96,7 @@ class BaseUnquantised(Fault):
     needs: ClassVar = {"adapter": QLORA}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
         def quantise(right: Any) -> Any:
             def wrong(*args: Any) -> None:
@@ -104,7 +104,7 @@ class BaseUnquantised(Fault):
 
             return wrong
 
-        patch(session, "quantise_base", quantise)
+        patch(preparation, "quantise_base", quantise)
 
 
 class CheckpointingOff(Fault):
@@ -115,7 +115,7 @@ class CheckpointingOff(Fault):
     needs: ClassVar = {"activation_checkpointing": "full"}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
         def checkpoint_blocks(right: Any) -> Any:
             def wrong(*arguments: Any) -> None:
@@ -123,7 +123,7 @@ class CheckpointingOff(Fault):
 
             return wrong
 
-        patch(session, "checkpoint_blocks", checkpoint_blocks)
+        patch(preparation, "checkpoint_blocks", checkpoint_blocks)
 
 
 # A model that hands float32 rotary tables to its blocks.

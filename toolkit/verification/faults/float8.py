@@ -17,7 +17,7 @@ class Float8LayerLeft(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from torch import nn
 
-        from toolkit.training import session
+        from toolkit.training import preparation
 
         def convert(right: Any) -> Any:
             def wrong(model: Any, *arguments: Any) -> list[str]:
@@ -29,7 +29,7 @@ class Float8LayerLeft(Fault):
 
             return wrong
 
-        patch(session, "convert", convert)
+        patch(preparation, "convert", convert)
 
 
 class Float8OtherScale(Fault):

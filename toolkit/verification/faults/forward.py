@@ -19,7 +19,7 @@ class AdapterInit(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from torch import nn
 
-        from toolkit.training import session
+        from toolkit.training import preparation
 
         def add_adapter(right: Any) -> Any:
             def wrong(*args: Any, **kwargs: Any) -> Any:
@@ -32,7 +32,7 @@ class AdapterInit(Fault):
 
             return wrong
 
-        patch(session, "add_adapter", add_adapter)
+        patch(preparation, "add_adapter", add_adapter)
 
 
 class BaseStatistics(Fault):
@@ -44,7 +44,7 @@ class BaseStatistics(Fault):
     needs: ClassVar = {"adapter": QLORA}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
         def quantise(right: Any) -> Any:
             def wrong(model: Any, *rest: Any) -> None:
@@ -57,7 +57,7 @@ class BaseStatistics(Fault):
 
             return wrong
 
-        patch(session, "quantise_base", quantise)
+        patch(preparation, "quantise_base", quantise)
 
 
 class DropoutShared(Fault):
@@ -98,7 +98,7 @@ class InitDiffers(Fault):
 
         import torch
 
-        from toolkit.training import session
+        from toolkit.training import preparation
 
         def load_base(right: Any) -> Any:
             def wrong(*args: Any, **kwargs: Any) -> Any:
@@ -112,7 +112,7 @@ class InitDiffers(Fault):
 
             return wrong
 
-        patch(session, "load_base", load_base)
+        patch(preparation, "load_base", load_base)
 
 
 class PackingLeak(Fault):

@@ -209,7 +209,7 @@ class TiedWeightsSplit(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from torch import nn
 
-        from toolkit.training import session
+        from toolkit.training import preparation
 
         def load_base(right: Any) -> Any:
             def wrong(*args: Any, **kwargs: Any) -> Any:
@@ -221,4 +221,4 @@ class TiedWeightsSplit(Fault):
 
             return wrong
 
-        patch(session, "load_base", load_base)
+        patch(preparation, "load_base", load_base)

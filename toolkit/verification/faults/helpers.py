@@ -171,7 +171,7 @@ def replace_engine(fault: Fault, patch: Patch, name: str) -> None:
     from toolkit.strategies import strategies
     from toolkit.strategies.base import Strategy
     from toolkit.strategies.engines import connect
-    from toolkit.training import session
+    from toolkit.training import preparation
 
     other = strategies()[name].engine_class()
 
@@ -195,6 +195,6 @@ def replace_engine(fault: Fault, patch: Patch, name: str) -> None:
         return lambda *args, **kwargs: right(*args, **kwargs | {"by_part": False})  # the other engine fills no shards
 
     patch(Strategy, "engine_for", engine_for)
-    patch(session, "load_base", load_base)
+    patch(preparation, "load_base", load_base)
     # By name: the worker imports the faults.
     patch(sys.modules["toolkit.verification.record.worker"], "make_accelerator", make_accelerator)

@@ -15,7 +15,7 @@ class FreezeIgnored(Fault):
     needs: ClassVar = {"model": {"freeze": ["mlp|fc|lin"]}, "adapter": None}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
         def freeze_matching(right: Any) -> Any:
             def wrong(model: Any, patterns: Any, source: str) -> Any:
@@ -24,7 +24,7 @@ class FreezeIgnored(Fault):
 
             return wrong
 
-        patch(session, "freeze_matching", freeze_matching)
+        patch(preparation, "freeze_matching", freeze_matching)
 
 
 class LabelSmoothingIgnored(Fault):

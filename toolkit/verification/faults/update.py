@@ -17,7 +17,7 @@ class DecayLost(Fault):
     needs: ClassVar = {"optimizer": {"weight_decay": 0.1, "decay": "matrices"}, "adapter": None}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
         def decayed_names(right: Any) -> Any:
             def wrong(model: Any, optimizer: Any) -> frozenset[str]:
@@ -26,7 +26,7 @@ class DecayLost(Fault):
 
             return wrong
 
-        patch(session, "decayed_names", decayed_names)
+        patch(preparation, "decayed_names", decayed_names)
 
 
 class DecayOnEverything(Fault):
@@ -37,7 +37,7 @@ class DecayOnEverything(Fault):
     needs: ClassVar = {"optimizer": {"weight_decay": 0.1, "decay": "matrices"}, "adapter": None}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
         def decayed_names(right: Any) -> Any:
             def wrong(model: Any, optimizer: Any) -> frozenset[str]:
@@ -46,7 +46,7 @@ class DecayOnEverything(Fault):
 
             return wrong
 
-        patch(session, "decayed_names", decayed_names)
+        patch(preparation, "decayed_names", decayed_names)
 
 
 class MasterBf16(Fault):
