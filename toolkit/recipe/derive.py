@@ -101,8 +101,6 @@ def _options(recipe: Recipe, blocks: tuple[str, ...], decide: Decisions) -> None
     if recipe.activation_checkpointing != "none":
         why = "the installed transformers' name: activation_checkpointing from 5.23 on, before gradient_checkpointing"
         decide("training_args.activation_checkpointing", checkpointing_argument(), why)
-    if recipe.fp8:
-        decide("fp8", "e4m3, gradients e5m2", "one dynamic scale per tensor; not in training_args.json")
     if (reason := why_no_tokenizer(recipe)) is not None:
         decide("tokenizer.path", None, f"{reason} before training")
     if (fraction := recipe.data.eval_fraction) is not None:

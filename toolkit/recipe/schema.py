@@ -683,7 +683,7 @@ class Recipe(Section):
         description="coefficient of the mean squared logsumexp of the logits of supervised tokens, added to the loss "
         "while training; PaLM has 1e-4",
     )
-    fp8: bool = Field(
+    fp8: Annotated[bool, in_room("fp8", off=False)] = Field(
         False,
         description="compute the matrix products of the blocks' linear layers in float8; weights and optimizer do "
         "not change",

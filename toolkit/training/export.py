@@ -20,6 +20,7 @@ from toolkit.model.sources import NotByPart
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
+from toolkit.rooms import asked_options
 from toolkit.strategies import resolve, simplest
 from toolkit.training.card import model_card
 from toolkit.training.export_check import Compared, compare_export, trained_model
@@ -273,7 +274,9 @@ def alone(recipe: Recipe) -> Recipe:
     }
     content["machine"] = {"device": "cpu", "processes": 1, "nodes": 1}
     content["batch"] = {}
-    content |= {"activation_checkpointing": "none", "activation_offload": False, "compile": False, "fp8": False}
+    content |= {"activation_checkpointing": "none", "activation_offload": False, "compile": False}
+    for option, _ in asked_options(recipe):
+        option.remove(content)
     # Kernels and attentions of GPUs compute what the model's own do.
     content["model"] |= {"kernels": "torch", "attention": "eager"}
     return Recipe.model_validate(content)

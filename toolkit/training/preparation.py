@@ -21,7 +21,6 @@ from toolkit.model.batch_norm import convert as convert_batch_norm
 from toolkit.model.built import Built
 from toolkit.model.checkpointing import checkpoint_blocks, find_blocks
 from toolkit.model.compiling import compile_blocks
-from toolkit.model.fp8 import check_device, convert
 from toolkit.model.freezing import freeze_matching
 from toolkit.model.head_loss import fuse_head
 from toolkit.model.kernels import use_liger
@@ -34,7 +33,7 @@ from toolkit.optim.groups import check_groups, decayed_names, hidden_matrices
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.tokenizer_facts import added_tokens
-from toolkit.rooms import asked_options
+from toolkit.rooms import asked_options, prepare_options
 from toolkit.strategies.engines.prepared import Prepared
 from toolkit.tasks import task_of
 from toolkit.upstream.torch import inside_a_mode
@@ -137,11 +136,11 @@ def find_base_linears(work: Work) -> None:
         work.prepared.bases = {name: linear.weight.numel() for name, linear in work.linears.items()}
 
 
-def convert_products(work: Work) -> None:
-    """Before adapters, whose own small matrices stay as they are."""
-    if work.resolved.recipe.fp8:
-        check_device(work.resolved)
-        work.prepared.products = convert(work.model, find_blocks(work.model, work.resolved), work.resolved)
+def replace_modules(work: Work) -> None:
+    """Options that replace modules of the model: before adapters, whose own small matrices stay as they are."""
+    for option, settings in asked_options(work.resolved.recipe):
+        option.check_device(settings, work.resolved)
+    work.prepared.options |= prepare_options(work.model, work.resolved, before_adapters=True)
 
 
 def add_adapters(work: Work) -> None:
@@ -190,9 +189,8 @@ def cast_media(work: Work) -> None:
 
 
 def apply_options(work: Work) -> None:
-    """On the adapted model of its final dtypes, before anything takes its forward."""
-    for option, settings in asked_options(work.resolved.recipe):
-        option.apply(work.model, settings)
+    """Other options: on the adapted model of its final dtypes, before anything takes its forward."""
+    work.prepared.options |= prepare_options(work.model, work.resolved, before_adapters=False)
 
 
 def fuse_loss(work: Work) -> None:
@@ -232,7 +230,7 @@ STEPS: tuple[Callable[[Work], None], ...] = (
     replace_kernels,
     replace_batch_norm,
     find_base_linears,
-    convert_products,
+    replace_modules,
     add_adapters,
     freeze_patterns,
     find_unreached,

@@ -22,11 +22,11 @@ from toolkit.model.tensor import own_ranks, split_layers
 from toolkit.recipe.preflight import with_classes
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
+from toolkit.rooms import asked_options
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import Engine
 from toolkit.strategies.engines.claims import Claim, NotActive
 from toolkit.strategies.engines.connect import make_accelerator
-from toolkit.strategies.engines.float8 import product_claim
 from toolkit.strategies.engines.kernels import kernel_claim
 from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.process_group import allow_hours
@@ -128,8 +128,8 @@ def engage(
     claims = engine.evidence()
     if resolved.base_storage is not None:
         claims += base_claims(engine.model, prepared.bases, resolved, engine.device, prepared.blocks)
-    if resolved.recipe.fp8:
-        claims.append(product_claim(engine.model, len(prepared.products)))
+    for option, _ in asked_options(resolved.recipe):
+        claims += option.evidence(engine.model, prepared.options[option.name])
     if prepared.kernels is not None:
         claims.append(kernel_claim(engine.model, prepared.kernels))
     failed = [claim for claim in claims if not claim.ok]

@@ -62,11 +62,12 @@ def with_needs(resolved: Resolved, needs: dict[str, Any]) -> Resolved:
     values = resolved.recipe.model_dump(mode="json")
     if name := needs.get("optimizer", {}).get("name"):
         values["optimizer"] = with_optimizer(values["optimizer"], name)
-    for axis in needs.get("strategy", {}).get("mesh") or ():
-        for option, _ in asked_options(resolved.recipe):
-            if axis in AXES and axis not in option.axes:
-                option.remove(values)
-    merge(values, needs)
+    axes = {axis for axis in needs.get("strategy", {}).get("mesh") or () if axis in AXES}
+    no_options = needs.get("options", {}) is None
+    for option, _ in asked_options(resolved.recipe):
+        if no_options or not axes <= option.axes:
+            option.remove(values)
+    merge(values, {key: value for key, value in needs.items() if key != "options" or not no_options})
     return resolve(Recipe.model_validate(values), resolved.source, device=resolved.device)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
@@ -26,8 +27,8 @@ class Prepared:
     blocks: list[tuple[str, nn.Module]] = field(default_factory=list)
     bases: dict[str, int] = field(default_factory=dict)
     """QLoRA: the quantised weights, elements by name."""
-    products: list[str] = field(default_factory=list)
-    """``fp8: true``: names of the linear layers that multiply in float8, before adapters wrapped them."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What each option of the recipe says of its change, by its name (``Option.prepare``)."""
     matrices: frozenset[str] = frozenset()
     """Names of the trainable hidden matrices."""
 

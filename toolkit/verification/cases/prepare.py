@@ -20,6 +20,7 @@ from toolkit.recipe.schema import Batch, Recipe
 from toolkit.recipe.tokenizer_facts import added_tokens
 from toolkit.recipe.varlenable import VARLEN
 from toolkit.reference.schedule import plain_learning_rate
+from toolkit.rooms import asked_options
 from toolkit.strategies import resolve
 from toolkit.tasks import task_of
 from toolkit.verification.cases.case import FULL_WINDOWS, OVERFLOW_STEP, STEPS, Case, PassName, compute_of
@@ -109,11 +110,14 @@ def _warmed_up(resolved: Resolved) -> dict[str, Any]:
 
 
 def make_case(values: dict[str, Any], resolved: Resolved, pass_name: PassName, folder: Path) -> Case:
-    """The case of one pass: ``logic`` runs everything in float32 (no product in float8, no rounding by chance, no
+    """The case of one pass: ``logic`` runs everything in float32 (no option that rounds, no rounding by chance, no
     attention that takes 16 bits alone), ``precision`` as the recipe says."""
     values = dict(values)
     if pass_name == "logic":
-        values |= {"precision": "fp32", "fp8": False}
+        values["precision"] = "fp32"
+        for option, _ in asked_options(resolved.recipe):
+            if option.rounds:
+                option.remove(values)
         values["optimizer"] = {key: value for key, value in values["optimizer"].items() if key != "rounding"}
         if resolved.device == "cuda" and values["model"]["attention"] == VARLEN:
             values["model"] = values["model"] | {"attention": "sdpa"}

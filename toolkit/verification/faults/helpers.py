@@ -33,7 +33,7 @@ def whole_model(config: dict[str, Any], task: str, form: str, **keys: Any) -> di
         "strategy": {"wrap": None},
         "adapter": None,
         "loss": "plain",
-        "fp8": False,
+        "options": None,
     }
 
 

@@ -11,7 +11,7 @@ _STOCHASTIC = {
     "optimizer": {"name": "adamw", "kernel": "fused", "rounding": "stochastic"},
     "strategy": {"mesh": None, "offload": "none"},
     "run": {"ema": None},
-    "fp8": False,
+    "options": None,
 }
 
 

@@ -1,9 +1,10 @@
-"""Layers or scales of float8 products are wrong."""
+"""How products in float8 go wrong: layers or scales."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from toolkit.verification.diagnose.known import MISSING, Known
 from toolkit.verification.faults.base import Fault, Patch
 
 
@@ -17,7 +18,7 @@ class Float8LayerLeft(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from torch import nn
 
-        from toolkit.training import preparation
+        from toolkit.options.fp8 import apply
 
         def convert(right: Any) -> Any:
             def wrong(model: Any, *arguments: Any) -> list[str]:
@@ -29,7 +30,7 @@ class Float8LayerLeft(Fault):
 
             return wrong
 
-        patch(preparation, "convert", convert)
+        patch(apply, "convert", convert)
 
 
 class Float8OtherScale(Fault):
@@ -40,7 +41,7 @@ class Float8OtherScale(Fault):
     needs: ClassVar = {"precision": "bf16", "fp8": True}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.model import fp8
+        from toolkit.options.fp8 import apply
         from toolkit.upstream.torch import is_fake
 
         last: list[Any] = []
@@ -58,4 +59,14 @@ class Float8OtherScale(Fault):
 
             return wrong
 
-        patch(fp8, "rounded", rounded)
+        patch(apply, "rounded", rounded)
+
+
+FAULTS = (Float8LayerLeft, Float8OtherScale)
+DIAGNOSES = {
+    "float8-products-missing": Known("some products of the recipe's layers are not in float8", MISSING),
+    "float8-product-wrong": Known(
+        "a float8 product differs from that of its operands: scale, format or layout",
+        "step {step}: {count} of {all} products ({kinds})",
+    ),
+}

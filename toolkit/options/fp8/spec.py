@@ -1,12 +1,16 @@
-"""Whether a recipe's matrix products can run in float8, determined without torch; and whether this machine has them."""
+"""Products in float8, ``fp8: true``: which recipes, models and machines can have them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from toolkit.machine import compute_capabilities
 from toolkit.recipe.adapter_methods import METHODS, Method
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.quantisable import kept_elsewhere
 from toolkit.recipe.schema import Recipe
+from toolkit.rooms import Option
 
 MULTIPLE = 16
 """Sizes of a float8 product are multiples of it (cuBLASLt, «cublasLtMatmul», requirements of FP8 kernels)."""
@@ -15,7 +19,61 @@ NEEDS = (8, 9)
 """Compute capability: the first with float8 tensor cores (CUDA C++ Programming Guide, compute capabilities)."""
 
 
-def why_not_fp8(recipe: Recipe, facts: ModelFacts, blocks: tuple[str, ...]) -> str | None:
+class Fp8(Option):
+    name = "fp8"
+    title = "the matrix products of the blocks' linear layers are computed in float8"
+    typed_key = "fp8"
+    off_value = False
+    claim = ("float8-products", "float8 products")
+    missing = "float8-products-missing"
+    before_adapters = True
+    rounds = True
+    reorders = "a kernel of float8 products may sum in another order"
+    operators = ("aten::_scaled_mm",)
+    compared_claims = ("float8-layers",)
+
+    def why_not(self, settings: bool, recipe: Recipe, facts: ModelFacts, blocks: tuple[str, ...]) -> str | None:
+        reason = _why_not(recipe, facts, blocks)
+        return None if reason is None else f"{reason}, or {self.turned_off}"
+
+    def why_not_axis(self, axis: str) -> str:
+        parts = {"context": "each part of a row", "tensor": "the parts of a matrix each"}
+        if axis not in parts:
+            return super().why_not_axis(axis)
+        return f"would scale {parts[axis]} by its own largest value; {self.turned_off}"
+
+    def why_not_here(self, settings: bool, device: str) -> str | None:
+        """A CPU computes them too, slowly."""
+        poor = [capability for capability in compute_capabilities() if capability < NEEDS] if device == "cuda" else []
+        return f"{capability_message(min(poor))}, or {self.turned_off}" if poor else None
+
+    def check_device(self, settings: bool, resolved: Any) -> None:
+        self._needed("apply").check_device(resolved)
+
+    def notes(self, settings: bool, device: str) -> list[str]:
+        if device != "cpu":
+            return []
+        return ["fp8: a CPU emulates float8 products by converting every operand back, several times slower than bf16"]
+
+    def headline(self, settings: bool, device: str) -> str:
+        return "fp8" + (", slow on a CPU" if device == "cpu" else "")
+
+    def cell(self, recipe: Recipe) -> dict[str, Any]:
+        return {"fp8": recipe.fp8}
+
+    def decision(self, settings: bool) -> tuple[str, str]:
+        return "e4m3, gradients e5m2", "one dynamic scale per tensor; not in training_args.json"
+
+    def prepare(self, model: Any, settings: bool, resolved: Any) -> list[str]:
+        """Names of the linear layers that multiply in float8, before adapters wrap them."""
+        names: list[str] = self._needed("apply").prepare(model, resolved)
+        return names
+
+    def evidence(self, model: Any, prepared: Sequence[str]) -> list[Any]:
+        return [self._needed("evidence").layers_claim(model, len(prepared))]
+
+
+def _why_not(recipe: Recipe, facts: ModelFacts, blocks: tuple[str, ...]) -> str | None:
     """Why ``fp8: true`` is not possible with this recipe, and the alternative; or None."""
     if recipe.precision == "fp32":
         return "replaces bf16 matrix products, but precision is fp32; use precision: bf16"
@@ -50,14 +108,6 @@ def why_not_fp8(recipe: Recipe, facts: ModelFacts, blocks: tuple[str, ...]) -> s
 def _multiplies_itself(method: Method) -> bool:
     """Whether an adapter of this method may read the weight of the layer that it wraps, and not call the layer."""
     return method.peft_type != "LORA" and method.prompt is None
-
-
-def why_no_fp8_device(device: str) -> str | None:
-    """What this machine lacks for float8 products on ``device``, or None. A CPU computes them too, slowly."""
-    if device != "cuda":
-        return None
-    poor = [capability for capability in compute_capabilities() if capability < NEEDS]
-    return None if not poor else capability_message(min(poor))
 
 
 def capability_message(found: tuple[int, int]) -> str:
