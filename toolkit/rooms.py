@@ -13,7 +13,7 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -101,6 +101,10 @@ class Option:
         """Its arguments of the transformers Trainer."""
         return {}
 
+    def trainer_arguments(self, settings: Any, resolved: Any) -> dict[str, Any]:
+        """``training_args``, where they depend on more of the resolved recipe."""
+        return self.training_args(settings)
+
     def names(self, tool: str) -> Mapping[str, Any]:
         """Rules for the keys of another tool (`toolkit/importing/table.py`), by key. ``tool``: the id of
         its table, for example ``axolotl``; ``trainer`` for scripts of transformers' Trainer."""
@@ -157,11 +161,18 @@ class Option:
         """What the first line of `verify` has of it; empty: nothing."""
         return ""
 
+    needs_gpu: ClassVar[str] = ""
+    """What `verify` says on a CPU, where it leaves the option out; empty: it runs on a CPU too."""
+    packages: ClassVar[Mapping[str, str]] = {}
+    """Optional packages that it needs, by distribution, and what `doctor` says that they are for."""
+    unmeasured: ClassVar[str] = ""
+    """What of it a plan neither traces nor has been compared with; empty: `plan` traces the model with it."""
+
     def cell(self, recipe: Any) -> dict[str, Any]:
         """Fields of each cell of `bench`, whether it is on or off."""
         return {}
 
-    # ------------------------------------------------------------------ of products computed in another dtype
+    # ------------------------------------------------------------------ of layers and operators that are replaced
 
     before_adapters: ClassVar[bool] = False
     """Whether ``prepare`` changes the model before adapters wrap its layers, and not after its final dtypes."""
@@ -171,8 +182,14 @@ class Option:
     it."""
     reorders: ClassVar[str] = ""
     """Why it may sum in another order than the plain loop; empty if it may not."""
+    fuses: ClassVar[bool] = False
+    """Whether its kernels compute several operations of a block at once, which then round otherwise. `verify` measures
+    what other roundings of a block's operations change."""
+    seen_by: ClassVar[Literal["calls", "operators", "evidence"]] = "calls"
+    """How `verify` knows that it is active: ``calls`` in each forward, its ``operators`` in one step, or ``evidence``
+    of the model alone."""
     operators: ClassVar[tuple[str, ...]] = ()
-    """How names of torch's operators begin that it runs. `verify` counts them in one step, in place of ``calls``."""
+    """How names of torch's operators begin that it runs."""
     compared_claims: ClassVar[tuple[str, ...]] = ()
     """Ids of claims of ``evidence`` that ``engaged`` holds against the plain loop."""
 
@@ -186,31 +203,32 @@ class Option:
         return []
 
     def engaged(self, ranks: Sequence[Any], resolved: Any, counted: Any) -> list[Any]:
-        """Claims about a recorded run with ``operators``: ``ranks`` are its RankTraces, ``counted`` what the plain loop
-        counted (``PlainOption.count``)."""
+        """Claims about a recorded run that is ``seen_by`` operators: ``ranks`` are its RankTraces, ``counted`` what the
+        plain loop counted (``PlainOption.count``)."""
         return list(self._needed("evidence").engaged(ranks, resolved, counted))
 
     def watching(self, model: Any, here: Any) -> Any:
         """A context manager that holds each product against its definition while it runs, and gives a list of
         ``Product`` (toolkit/verification/record/trace.py) that grows; None: it has no such products. ``here()`` is
         the step and micro-batch that is looked at, or None."""
-        module = self._part("evidence")
-        return None if module is None else module.watching(model, here)
+        return self._evidence("watching", model, here)
 
     def stage(self, ranks: Sequence[Any]) -> Any:
         """The stage `products` of `verify`, from what ``watching`` saw; None: it has no such products."""
-        module = self._part("evidence")
-        return None if module is None else module.stage(ranks)
+        return self._evidence("stage", ranks)
 
     def kinds(self) -> Mapping[str, tuple[str, str]]:
         """By kind of its comparisons: what was compared, and what was observed (verification/compare/wording.py)."""
-        module = self._part("evidence")
-        return {} if module is None else module.KINDS
+        return getattr(self._part("evidence"), "KINDS", {})
 
     def diagnose(self, stage: Any, measure: Any) -> Any:
         """The likely cause of a difference in its ``stage``: a Diagnosis, or None."""
-        module = self._part("evidence")
-        return None if module is None else module.diagnose(stage, measure)
+        return self._evidence("diagnose", stage, measure)
+
+    def _evidence(self, function: str, *arguments: Any) -> Any:
+        """What a function of the room's ``evidence`` says; None where there is none."""
+        found = getattr(self._part("evidence"), function, None)
+        return None if found is None else found(*arguments)
 
     def _needed(self, part: str) -> Any:
         module = self._part(part)
@@ -255,12 +273,13 @@ def asked_options(recipe: Any) -> list[Asked]:
     return [one for one in found if one.settings is not None]
 
 
-def prepare_options(model: Any, resolved: Any, *, before_adapters: bool) -> dict[str, Any]:
-    """Have the options of a recipe change ``model``, those whose place it is; by name what ``evidence`` is given."""
+def prepare_options(model: Any, resolved: Any, *, before_adapters: bool, traced: bool = False) -> dict[str, Any]:
+    """Have the options of a recipe change ``model``, those whose place it is; by name what ``evidence`` is given.
+    ``traced``: the model of a plan."""
     return {
         option.name: option.prepare(model, settings, resolved)
         for option, settings in asked_options(resolved.recipe)
-        if option.before_adapters is before_adapters
+        if option.before_adapters is before_adapters and not (traced and option.unmeasured)
     }
 
 

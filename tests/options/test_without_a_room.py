@@ -19,6 +19,7 @@ from toolkit.rooms import all_options
 ROOT = Path(__file__).parents[2]
 USES: dict[str, dict[str, Any]] = {
     "fp8": {"fp8": True, "precision": "bf16"},
+    "liger": {"model": {"kernels": "liger"}},
     "neftune": {"model": {"neftune_alpha": 5.0}},
 }
 """Of each folder what asks for it."""

@@ -29,7 +29,6 @@ from toolkit.launch.relay import screen, screen_taken
 from toolkit.launch.signals import die_with_parent, name_of, noted_stop
 from toolkit.machine import cpu_count, cuda_device_count
 from toolkit.recipe.compilable import why_no_compiler
-from toolkit.recipe.kernelable import why_no_liger
 from toolkit.recipe.load import recipe_from, recipe_yaml, source_of
 from toolkit.recipe.needs import missing_tokenizer, why_no_tokenizer
 from toolkit.recipe.preflight import check_known
@@ -135,8 +134,6 @@ def check_machine(resolved: Resolved) -> None:
     for option, settings in asked_options(resolved.recipe):
         if reason := option.why_not_here(settings, resolved.device):
             raise InputError(f"{resolved.source}: {option.key}: {reason}")
-    if resolved.recipe.model.kernels == "liger" and (reason := why_no_liger(resolved.device)):
-        raise InputError(f"{resolved.source}: model.kernels: liger: {reason}, or set torch")
     if resolved.recipe.model.attention == VARLEN and (reason := why_no_varlen_device(resolved.device)):
         raise InputError(f"{resolved.source}: model.attention: varlen {reason}")
     if resolved.base_storage is not None and (reason := no_quantiser(resolved.stored)):

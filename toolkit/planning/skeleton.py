@@ -94,7 +94,7 @@ def build(resolved: Resolved) -> Skeleton:
     cut_blocks(model, blocks, kept)
     left = set(model.modules())
     linears = {name: linear for name, linear in linears.items() if linear in left}
-    prepare_options(model, resolved, before_adapters=True)
+    prepare_options(model, resolved, before_adapters=True, traced=True)
     if adapter is not None and not whole:
         model = _adapted(model, resolved)
     if linears:
@@ -105,7 +105,7 @@ def build(resolved: Resolved) -> Skeleton:
     if resolved.mesh.expert > 1:
         divided = divide_experts(model, acted_experts(resolved.mesh.expert), resolved.source)
     _freeze_unreached(model, resolved)
-    prepare_options(model, resolved, before_adapters=False)
+    prepare_options(model, resolved, before_adapters=False, traced=True)
     model.train()
     short = find_blocks(model, resolved) if resolved.blocks else []
     buffers += _projections(model, short, order, own)

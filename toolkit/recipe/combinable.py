@@ -7,7 +7,6 @@ from toolkit.recipe.compilable import why_not_compilable
 from toolkit.recipe.contextable import why_not_divisible
 from toolkit.recipe.expertable import why_no_experts
 from toolkit.recipe.fusable import why_not_fusable
-from toolkit.recipe.kernelable import why_not_liger
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.packable import why_not_packable
 from toolkit.recipe.quantisable import stored_base, why_not_on_packed, why_not_quantisable, why_not_trainable
@@ -33,8 +32,6 @@ def check_combination(
         raise InputError(f"{source}: data.packing: {reason}; set {near}")
     if recipe.model.attention == VARLEN and (reason := why_not_varlen(recipe, facts, device)):
         raise InputError(f"{source}: model.attention: varlen {reason}")
-    if recipe.model.kernels == "liger" and (reason := why_not_liger(recipe, facts)):
-        raise InputError(f"{source}: model.kernels: liger {reason}")
     if recipe.loss == "fused" and (reason := why_not_fusable(recipe, facts)):
         raise InputError(f"{source}: loss: fused {reason}; or set loss: plain")
     if recipe.adapter is not None and recipe.adapter.method == "qlora" and (reason := why_not_quantisable(facts)):

@@ -115,9 +115,6 @@ def _options(recipe: Recipe, blocks: tuple[str, ...], decide: Decisions) -> None
     if (ema := recipe.run.ema) is not None:
         rule = f"decay {ema.decay:g}, every {ema.every} updates, after {ema.start}"
         decide("run.ema", rule, "4 bytes per trained parameter, sharded as the weights; not in training_args.json")
-    if recipe.model.kernels == "liger":
-        why = "norms, gated MLPs and rotary embeddings of liger_kernel; in training_args.json as use_liger_kernel"
-        decide("model.kernels", "liger", why)
     for option, settings in asked_options(recipe):
         if (decision := option.decision(settings)) is not None:
             decide(option.key, *decision)

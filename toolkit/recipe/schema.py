@@ -87,7 +87,7 @@ class Model(Section):
         "`varlen` computes packed rows sample by sample, with no further package; null: sdpa if the model supports "
         "it, else eager",
     )
-    kernels: KernelsName = Field(
+    kernels: Annotated[KernelsName, in_room("liger", off="torch")] = Field(
         "torch",
         description="operators of norms, gated MLPs and rotary embeddings: `torch`, or `liger`, those of liger_kernel "
         "(GPU only)",

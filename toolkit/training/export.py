@@ -277,6 +277,6 @@ def alone(recipe: Recipe) -> Recipe:
     content |= {"activation_checkpointing": "none", "activation_offload": False, "compile": False}
     for option, _ in asked_options(recipe):
         option.remove(content)
-    # Kernels and attentions of GPUs compute what the model's own do.
-    content["model"] |= {"kernels": "torch", "attention": "eager"}
+    # Attentions of GPUs compute what the model's own does.
+    content["model"]["attention"] = "eager"
     return Recipe.model_validate(content)

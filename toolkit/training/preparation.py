@@ -23,7 +23,6 @@ from toolkit.model.checkpointing import checkpoint_blocks, find_blocks
 from toolkit.model.compiling import compile_blocks
 from toolkit.model.freezing import freeze_matching
 from toolkit.model.head_loss import fuse_head
-from toolkit.model.kernels import use_liger
 from toolkit.model.load import cast_inputs, load_base, set_dtypes
 from toolkit.model.new_tokens import check_trained
 from toolkit.model.nf4 import base_linears, quantise_base
@@ -110,10 +109,12 @@ class Work:
         return self.prepared.resolved
 
 
-def replace_kernels(work: Work) -> None:
-    """Before adapters, which copy modules that they train in place of the model's."""
-    if work.resolved.recipe.model.kernels == "liger":
-        work.prepared.kernels = use_liger(work.model, work.resolved)
+def replace_modules(work: Work) -> None:
+    """Options that replace modules or their forwards: before adapters, which copy modules that they train in place of
+    the model's, and whose own small matrices stay as they are."""
+    for option, settings in asked_options(work.resolved.recipe):
+        option.check_device(settings, work.resolved)
+    work.prepared.options |= prepare_options(work.model, work.resolved, before_adapters=True)
 
 
 def replace_batch_norm(work: Work) -> None:
@@ -134,13 +135,6 @@ def find_base_linears(work: Work) -> None:
     if work.resolved.base_storage is not None:
         work.linears = base_linears(work.model, work.resolved)
         work.prepared.bases = {name: linear.weight.numel() for name, linear in work.linears.items()}
-
-
-def replace_modules(work: Work) -> None:
-    """Options that replace modules of the model: before adapters, whose own small matrices stay as they are."""
-    for option, settings in asked_options(work.resolved.recipe):
-        option.check_device(settings, work.resolved)
-    work.prepared.options |= prepare_options(work.model, work.resolved, before_adapters=True)
 
 
 def add_adapters(work: Work) -> None:
@@ -227,10 +221,9 @@ def group_parameters(work: Work) -> None:
 
 
 STEPS: tuple[Callable[[Work], None], ...] = (
-    replace_kernels,
+    replace_modules,
     replace_batch_norm,
     find_base_linears,
-    replace_modules,
     add_adapters,
     freeze_patterns,
     find_unreached,

@@ -27,7 +27,6 @@ from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import Engine
 from toolkit.strategies.engines.claims import Claim, NotActive
 from toolkit.strategies.engines.connect import make_accelerator
-from toolkit.strategies.engines.kernels import kernel_claim
 from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.process_group import allow_hours
 from toolkit.strategies.engines.quantised import base_claims
@@ -130,8 +129,6 @@ def engage(
         claims += base_claims(engine.model, prepared.bases, resolved, engine.device, prepared.blocks)
     for option, _ in asked_options(resolved.recipe):
         claims += option.evidence(engine.model, prepared.options[option.name])
-    if prepared.kernels is not None:
-        claims.append(kernel_claim(engine.model, prepared.kernels))
     failed = [claim for claim in claims if not claim.ok]
     if failed:
         text = "; ".join(f"{claim.claim}: {claim.seen}, expected {claim.expected}" for claim in failed)

@@ -29,6 +29,7 @@ class Fp8(Option):
     before_adapters = True
     rounds = True
     reorders = "a kernel of float8 products may sum in another order"
+    seen_by = "operators"
     operators = ("aten::_scaled_mm",)
     compared_claims = ("float8-layers",)
 

@@ -9,7 +9,6 @@ from torch import nn
 
 from toolkit.model.built import Built
 from toolkit.model.freezing import Frozen
-from toolkit.model.kernels import Replaced
 from toolkit.model.stages import Stage
 from toolkit.model.tensor import Division
 from toolkit.recipe.resolve import Resolved
@@ -42,9 +41,6 @@ class Prepared:
 
     notes: list[str] = field(default_factory=list)
     """What the recipe's adapter is on, where the recipe does not say it in so many words."""
-
-    kernels: Replaced | None = None
-    """``model.kernels: liger``: what was replaced."""
 
     divisions: dict[str, Division] = field(default_factory=dict)
     """``strategy.mesh.tensor``: how each weight is divided of which this rank has a part, by name."""

@@ -56,8 +56,6 @@ def why_measured(resolved: Resolved, windows: list[Window], vocabulary: int, sta
             return option.reorders
     if resolved.recipe.compile:
         return "compiled blocks may compute in another order"
-    if resolved.recipe.model.kernels == "liger":
-        return "Liger's kernels may compute in another order"
     if resolved.mesh.tensor > 2:
         return "a collective adds up parts of hidden states of more than two ranks"
     if statistics and resolved.world_size > 2:

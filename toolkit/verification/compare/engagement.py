@@ -140,8 +140,9 @@ def _fused(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
 def _options(ranks: Sequence[RankTrace], resolved: Resolved, reference: Reference) -> list[Claim]:
     claims = []
     for option, _ in asked_options(resolved.recipe):
-        if option.operators:
+        if option.seen_by == "operators":
             claims += option.engaged(ranks, resolved, reference.counted[option.name])
+        if option.seen_by != "calls":
             continue
         calls = [(rank.options[option.name], rank.forwards) for rank in ranks]
         seen = ", ".join(f"{active} of {forwards}" for active, forwards in calls)

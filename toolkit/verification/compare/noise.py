@@ -120,7 +120,7 @@ class Noise:
     candidate whose operands differ at all comes near it: values fall to other numbers. Recordings whose outputs are
     equal: of runs in which the loss rounds otherwise."""
     rounded: dict[str, Draws] = field(default_factory=lambda: defaultdict(Draws))
-    """Compiled blocks, and Liger's kernels: of runs in which results of their operations were off by a rounding."""
+    """Compiled blocks, and options that fuse: of runs in which results of their operations were off by a rounding."""
     eps: float = torch.finfo(torch.float32).eps
     compute_eps: float = torch.finfo(torch.float32).eps
     comparisons: int = 1

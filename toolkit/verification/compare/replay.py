@@ -75,6 +75,7 @@ class Reference:
         self.options = {option.name: plain for option, plain in zip(asked, self.loop.extras.options, strict=True)}
         """The options' parts of the plain loop, by name."""
         self.rounding = [self.options[option.name] for option in asked if option.rounds]
+        self.fuses = self.resolved.recipe.compile or any(option.fuses for option in asked)
         self.counted: dict[str, Any] = {}
         """What each option counted in the step where its operators are counted."""
         self.noise = Noise(
@@ -174,7 +175,7 @@ class Reference:
                 for seed in range(DRAWS):
                     with option.shaken(self.loop.model, seed):
                         _differ(noise.shaken, plain, self._run(same, step, loss_scale), noise.eps)
-            if self.resolved.recipe.compile or self.resolved.recipe.model.kernels == "liger":
+            if self.fuses:
                 for seed in range(DRAWS):
                     with other_roundings(self.loop.blocks, seed):
                         _differ(noise.rounded, plain, self._run(same, step, loss_scale), noise.eps)

@@ -89,7 +89,7 @@ def _run(case: Case, trace: RankTrace) -> None:
         _train(session, case, progress, after_step)
     trace.forwards = sum(len(step.micros) for step in run.steps)
     trace.fused = fused_calls(session.engine.model) - evaluating["fused"]
-    asked = [option for option, _ in asked_options(resolved.recipe) if not option.operators]
+    asked = [option for option, _ in asked_options(resolved.recipe) if option.seen_by == "calls"]
     trace.options = {option.name: option.calls(session.engine.model) for option in asked}
     if resolved.recipe.compile:
         seen = compilation()

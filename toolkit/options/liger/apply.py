@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from toolkit.errors import InputError
-from toolkit.recipe.kernelable import KINDS, PACKAGE, liger_arguments, liger_version, other_activation, why_no_liger
+from toolkit.options.liger.spec import KINDS, PACKAGE, liger_arguments, liger_version, other_activation, why_no_liger
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.resolve import Resolved
 
@@ -34,7 +34,7 @@ class Replaced:
         return f"{self.norms} norms, {self.mlps} MLPs, {self.rotations} rotary embeddings"
 
 
-def use_liger(model: Any, resolved: Resolved) -> Replaced:
+def prepare(model: Any, resolved: Resolved) -> Replaced:
     """Replace what liger_kernel can of a transformers ``model``, before adapters, and count it.
 
     Raises InputError where it is not installed, does not know the model type, or replaces nothing.
