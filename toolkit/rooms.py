@@ -137,9 +137,10 @@ class Option:
 
     # ------------------------------------------------------------------ of what the model, device and mesh can have
 
-    def why_not(self, settings: Any, recipe: Any, facts: Any, blocks: tuple[str, ...]) -> str | None:
-        """Why the recipe's model cannot have it, and what to set instead; None if it can. ``facts``: of the model's
-        config (toolkit/recipe/model_facts.py); ``blocks``: class names of its blocks."""
+    def why_not(self, settings: Any, recipe: Any, facts: Any, blocks: tuple[str, ...], device: str) -> str | None:
+        """Why the recipe's model cannot have it on ``device`` (cuda or cpu, on any machine), and what to set instead;
+        None if it can. ``facts``: of the model's config (toolkit/recipe/model_facts.py); ``blocks``: class names of its
+        blocks."""
         return None
 
     def why_not_axis(self, axis: str) -> str:

@@ -262,6 +262,7 @@ def test_it_is_the_plain_loop_on_rounded_products(strategy: str, way: str, tiny_
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
+@pytest.mark.usefixtures("launches")
 def test_verified_with_machine_code(tiny_root: Path) -> None:
     resolved = resolved_from(recipe(tiny_root, compile=True, adapter=LORA, activation_checkpointing="full"))
     outcome = verify(resolved, time_limit=800)

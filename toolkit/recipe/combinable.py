@@ -57,7 +57,7 @@ def check_combination(
     if mesh is not None and mesh.expert > 1 and (reason := why_no_experts(recipe, facts)):
         raise InputError(f"{source}: strategy.mesh.expert: {reason}")
     for option, settings in asked_options(recipe):
-        if reason := option.why_not(settings, recipe, facts, blocks):
+        if reason := option.why_not(settings, recipe, facts, blocks, device):
             raise InputError(f"{source}: {option.key}: {reason}")
     if reason := why_not_trainable(facts):
         raise InputError(f"{source}: model.{'path' if recipe.model.path else 'config'}: {reason}")

@@ -275,8 +275,10 @@ def alone(recipe: Recipe) -> Recipe:
     content["machine"] = {"device": "cpu", "processes": 1, "nodes": 1}
     content["batch"] = {}
     content |= {"activation_checkpointing": "none", "activation_offload": False, "compile": False}
+    # Modules that options replace compute what the model's own do.
     for option, _ in asked_options(recipe):
-        option.remove(content)
+        if option.before_adapters:
+            option.remove(content)
     # Attentions of GPUs compute what the model's own does.
     content["model"]["attention"] = "eager"
     return Recipe.model_validate(content)

@@ -33,7 +33,9 @@ class Fp8(Option):
     operators = ("aten::_scaled_mm",)
     compared_claims = ("float8-layers",)
 
-    def why_not(self, settings: bool, recipe: Recipe, facts: ModelFacts, blocks: tuple[str, ...]) -> str | None:
+    def why_not(
+        self, settings: bool, recipe: Recipe, facts: ModelFacts, blocks: tuple[str, ...], device: str
+    ) -> str | None:
         reason = _why_not(recipe, facts, blocks)
         return None if reason is None else f"{reason}, or {self.turned_off}"
 

@@ -40,7 +40,9 @@ class Liger(Option):
     # What is counted are torch's operators; these keep other tensors for the backward.
     unmeasured = "norms, MLPs and rotary embeddings from liger_kernel"
 
-    def why_not(self, settings: str, recipe: Recipe, facts: ModelFacts, blocks: tuple[str, ...]) -> str | None:
+    def why_not(
+        self, settings: str, recipe: Recipe, facts: ModelFacts, blocks: tuple[str, ...], device: str
+    ) -> str | None:
         reason = _why_not(recipe, facts)
         return None if reason is None else f"liger {reason}"
 
