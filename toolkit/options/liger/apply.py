@@ -39,9 +39,9 @@ def prepare(model: Any, resolved: Resolved) -> Replaced:
 
     Raises InputError where it is not installed, does not know the model type, or replaces nothing.
     """
-    key = f"{resolved.source}: model.kernels: liger"
     if (reason := why_no_liger(resolved.device)) is not None:
-        raise InputError(f"{key}: {reason}, or set torch")
+        raise InputError(f"{resolved.source}: model.kernels: liger: {reason}, or set torch")
+    key = f"{resolved.source}: model.kernels: liger"
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
     arguments = (liger_arguments() or {}).get(model.config.model_type, ())
