@@ -19,6 +19,8 @@ from toolkit.rooms import all_options
 ROOT = Path(__file__).parents[2]
 USES: dict[str, dict[str, Any]] = {
     "ema": {"run": {"ema": {"decay": 0.9}}},
+    "fp8": {"fp8": True, "precision": "bf16"},
+    "liger": {"model": {"kernels": "liger"}},
     "neftune": {"model": {"neftune_alpha": 5.0}},
 }
 """Of each folder what asks for it."""
@@ -52,7 +54,7 @@ def test_without_it(name: str, tmp_path: Path, tiny_root: Path) -> None:
 
     refused = toolkit("config", "with.yaml", "-o", "launch")
     assert refused.returncode == 2
-    [key] = [f"{section}.{key}" for section, keys in USES[name].items() for key in keys]
+    key = all_options()[name].key
     [line] = refused.stderr.strip().splitlines()
     assert f"{key}: this installation has no toolkit/options/{name}; remove the key" in line
 

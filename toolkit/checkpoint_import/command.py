@@ -83,7 +83,7 @@ def import_checkpoint(
     from toolkit.recipe.load import recipe_from, source_of
     from toolkit.strategies import resolve
     from toolkit.training.export import alone
-    from toolkit.training.session import prepare_model
+    from toolkit.training.preparation import prepare_model
     from toolkit.verification.checkpoints.find import places, read
 
     result = Result("import-checkpoint")

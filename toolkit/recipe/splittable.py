@@ -32,8 +32,6 @@ def why_not_splittable(recipe: Recipe, facts: ModelFacts) -> str | None:
         return f"has not been verified with model.task: {model.task}"
     if config.get("quantization_config"):
         return "has not been verified with a base that is quantised already"
-    if recipe.fp8:
-        return "would scale the parts of a matrix each by its own largest value; set fp8: false"
     if (reason := why_not_in_parts(recipe)) is not None:
         return reason
     for key in _ATTENTION_DROPOUT:

@@ -20,7 +20,7 @@ from toolkit.model.sources import NotByPart
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
-from toolkit.rooms import Option, option_named
+from toolkit.rooms import Option, asked_options, option_named
 from toolkit.strategies import resolve, simplest
 from toolkit.training.card import model_card
 from toolkit.training.export_check import Compared, compare_export, trained_model
@@ -280,7 +280,11 @@ def alone(recipe: Recipe) -> Recipe:
     }
     content["machine"] = {"device": "cpu", "processes": 1, "nodes": 1}
     content["batch"] = {}
-    content |= {"activation_checkpointing": "none", "activation_offload": False, "compile": False, "fp8": False}
-    # Kernels and attentions of GPUs compute what the model's own do.
-    content["model"] |= {"kernels": "torch", "attention": "eager"}
+    content |= {"activation_checkpointing": "none", "activation_offload": False, "compile": False}
+    # Modules that options replace compute what the model's own do.
+    for option, _ in asked_options(recipe):
+        if option.before_adapters:
+            option.remove(content)
+    # Attentions of GPUs compute what the model's own does.
+    content["model"]["attention"] = "eager"
     return Recipe.model_validate(content)

@@ -35,7 +35,7 @@ from toolkit.tasks import task_of
 from toolkit.tasks.base import Drawn
 from toolkit.tasks.labels import Labels
 from toolkit.training.finding import tensors_of, whole_manifest
-from toolkit.training.session import prepare_model
+from toolkit.training.preparation import prepare_model
 from toolkit.training.streamed import Job
 from toolkit.training.tensor_folder import TensorReader, read_index
 

@@ -24,7 +24,7 @@ from toolkit.recipe.schema import Recipe
 from toolkit.rooms import Option
 from toolkit.training.finding import trained_tensors
 from toolkit.training.merge import merged_by_peft
-from toolkit.training.session import without_values
+from toolkit.training.preparation import without_values
 from toolkit.training.streaming import Source, in_order, sources, write_file, write_model
 from toolkit.training.tensor_folder import TensorReader, read_index
 from toolkit.training.values import Values

@@ -63,11 +63,13 @@ def with_needs(resolved: Resolved, needs: dict[str, Any]) -> Resolved:
     values = resolved.recipe.model_dump(mode="json")
     if name := needs.get("optimizer", {}).get("name"):
         values["optimizer"] = with_optimizer(values["optimizer"], name)
+    axes = {axis for axis in needs.get("strategy", {}).get("mesh") or () if axis in AXES}
+    no_options = needs.get("options", {}) is None
+    needs = {key: value for key, value in needs.items() if key != "options" or not no_options}
     merge(values, needs)
     merged = Recipe.model_validate(values)
-    axes = set(AXES) & (needs.get("strategy", {}).get("mesh") or {}).keys()
     for option, settings in asked_options(resolved.recipe):
-        if axes - option.axes or option.refusals(settings, merged):
+        if no_options or not axes <= option.axes or option.refusals(settings, merged):
             option.remove(values)
     merge(values, needs)  # which may ask for one of them itself
     return resolve(Recipe.model_validate(values), resolved.source, device=resolved.device)

@@ -38,18 +38,18 @@ PACKED_LENGTH = 48
 def without_gpu_kernels(resolved: Resolved) -> tuple[Resolved, list[str]]:
     """On a CPU the recipe with torch's operators in place of kernels that need a GPU, and notes that say so; elsewhere
     the recipe itself."""
-    model = resolved.recipe.model
-    others, notes = {}, []
-    if resolved.device == "cpu" and model.kernels == "liger":
-        others["kernels"] = "torch"
-        notes.append("model.kernels: liger: verified with torch's operators, since Liger's kernels need a GPU")
-    if resolved.device == "cpu" and (model.attention or "").startswith("flash_attention"):
-        others["attention"] = "sdpa"
-        notes.append(f"model.attention: {model.attention}: verified with sdpa, since its kernels need a GPU")
-    if not others:
+    values, notes = resolved.recipe.model_dump(mode="json"), []
+    for option, _ in asked_options(resolved.recipe) if resolved.device == "cpu" else ():
+        if option.needs_gpu:
+            option.remove(values)
+            notes.append(option.needs_gpu)
+    attention = resolved.recipe.model.attention
+    if resolved.device == "cpu" and (attention or "").startswith("flash_attention"):
+        values["model"]["attention"] = "sdpa"
+        notes.append(f"model.attention: {attention}: verified with sdpa, since its kernels need a GPU")
+    if not notes:
         return resolved, []
-    recipe = resolved.recipe.model_copy(update={"model": model.model_copy(update=others)})
-    return resolve(recipe, resolved.source, device=resolved.device), notes
+    return resolve(Recipe.model_validate(values), resolved.source, device=resolved.device), notes
 
 
 def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
@@ -110,11 +110,14 @@ def _warmed_up(resolved: Resolved) -> dict[str, Any]:
 
 
 def make_case(values: dict[str, Any], resolved: Resolved, pass_name: PassName, folder: Path) -> Case:
-    """The case of one pass: ``logic`` runs everything in float32 (no product in float8, no rounding by chance, no
+    """The case of one pass: ``logic`` runs everything in float32 (no option that rounds, no rounding by chance, no
     attention that takes 16 bits alone), ``precision`` as the recipe says."""
     values = dict(values)
     if pass_name == "logic":
-        values |= {"precision": "fp32", "fp8": False}
+        values["precision"] = "fp32"
+        for option, _ in asked_options(resolved.recipe):
+            if option.rounds:
+                option.remove(values)
         left_out = optimizer_kind(resolved.recipe.optimizer.name).keys_of_16_bits
         values["optimizer"] = {key: value for key, value in values["optimizer"].items() if key not in left_out}
         if resolved.device == "cuda" and values["model"]["attention"] == VARLEN:

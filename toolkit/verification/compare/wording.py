@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolkit.rooms import shadows
+from toolkit.rooms import all_options
 
 KINDS: dict[str, tuple[str, str]] = {
     # data
@@ -36,11 +36,6 @@ KINDS: dict[str, tuple[str, str]] = {
         "ranks {ranks} have other samples than the ranks they share a part with",
     ),
     "samples-once": ("samples", "{repeated} samples occur twice in one step"),
-    # products
-    "product": (
-        "{name}: {product}",
-        "in roundings off the product of the same operands, rounded to float8 by the definition",
-    ),
     # forward
     "initial-weight": ("{name} at the start", "the first weights"),
     "loss": ("loss", "loss {seen:.7g}, {expected:.7g} expected"),
@@ -112,7 +107,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "moment-precision": ("precision of the moments", "{a} in A, {b} in B"),
     "stored-learning-rate": ("learning rate", "{a} in A, {b} in B"),
 }
-"""By kind: what was compared, and what was observed."""
+"""By kind: what was compared, and what was observed; options have words for their own."""
 
 
 def label(kind: str, name: str, phase: str, facts: Mapping[str, Any]) -> str:
@@ -126,4 +121,6 @@ def sentence(kind: str, name: str, facts: Mapping[str, Any]) -> str:
 
 
 def _words(kind: str) -> tuple[str, str]:
-    return KINDS[kind] if kind in KINDS else (f"{{name}} {kind}", shadows()[kind].title)
+    if kind in KINDS:
+        return KINDS[kind]
+    return next(kinds[kind] for option in all_options().values() if kind in (kinds := option.kinds()))

@@ -31,7 +31,6 @@ _EVIDENCE = {
         "torch 2.13.0, FSDP: cast_forward_inputs, True by default in FSDP2",
     ),
     "base-not-quantised": Known("the base weights are not in 4 bits", MISSING),
-    "float8-products-missing": Known("some products of the recipe's layers are not in float8", MISSING),
     "strategy-not-active": Known(
         "the strategy is not active", MISSING, "accelerate 1.15.0 on a machine without a GPU runs DDP instead",
     ),
@@ -156,8 +155,6 @@ _FORWARD = {
         "tokens that stand for an image are supervised",
         "step {step}: {count} labels of rank {rank} are at places of an image",
     ),
-    "float8-product-wrong": Known("a float8 product differs from that of its operands: scale, format or layout",
-                                  "step {step}: {count} of {all} products ({kinds})"),
 }  # fmt: skip
 
 _SCALED = "every gradient is {factor:.5g} times the right one"

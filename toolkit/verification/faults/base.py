@@ -77,7 +77,8 @@ class Fault:
     processes: ClassVar[int] = 2
     """The least number of processes that it can be seen on, unless the strategy has one."""
     needs: ClassVar[dict[str, Any]] = {}
-    """Sections of the recipe without which the fault cannot be, merged over it."""
+    """Sections of the recipe without which the fault cannot be, merged over it. ``options: None``: without all of the
+    recipe's options."""
 
     def __init__(self) -> None:
         self._reached = False

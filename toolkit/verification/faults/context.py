@@ -25,7 +25,6 @@ class _OfParts(Fault):
             "model": {"attention": "sdpa"},
             "batch": batch,
             "compile": False,
-            "fp8": False,
         }
 
 

@@ -29,9 +29,9 @@ class AdapterDtype(Fault):
     needs: ClassVar = {"adapter": LORA, "precision": "bf16"}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        @patch.replacing(session, "set_dtypes")
+        @patch.replacing(preparation, "set_dtypes")
         def set_dtypes(right: Any, model: Any, trainable: str, frozen: str) -> None:
             if trainable != frozen:
                 self.reached()
@@ -46,9 +46,9 @@ class AdapterFrozen(Fault):
     needs: ClassVar = {"adapter": LORA}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        @patch.replacing(session, "add_adapter")
+        @patch.replacing(preparation, "add_adapter")
         def add_adapter(right: Any, *args: Any, **kwargs: Any) -> Any:
             model = right(*args, **kwargs)
             matrix = next(p for name, p in model.named_parameters() if "lora_B" in name)
@@ -65,9 +65,9 @@ class BaseUnfrozen(Fault):
     needs: ClassVar = {"adapter": LORA}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        @patch.replacing(session, "add_adapter")
+        @patch.replacing(preparation, "add_adapter")
         def add_adapter(right: Any, *args: Any, **kwargs: Any) -> Any:
             model = right(*args, **kwargs)
             base = next(p for name, p in model.named_parameters() if "base_layer" in name)
@@ -84,9 +84,9 @@ class BaseUnquantised(Fault):
     needs: ClassVar = {"adapter": QLORA}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        @self.breaking(patch, session, "quantise_base")
+        @self.breaking(patch, preparation, "quantise_base")
         def quantise(right: Any, *args: Any) -> None:
             pass
 
@@ -99,9 +99,9 @@ class CheckpointingOff(Fault):
     needs: ClassVar = {"activation_checkpointing": "full"}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        @self.breaking(patch, session, "checkpoint_blocks")
+        @self.breaking(patch, preparation, "checkpoint_blocks")
         def checkpoint_blocks(right: Any, *arguments: Any) -> None:
             pass
 

@@ -38,7 +38,6 @@ class _OfExperts(Fault):
             },
             "adapter": None,
             "compile": False,
-            "fp8": False,
         }
 
 

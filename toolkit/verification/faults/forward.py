@@ -19,9 +19,9 @@ class AdapterInit(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from torch import nn
 
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        @patch.replacing(session, "add_adapter")
+        @patch.replacing(preparation, "add_adapter")
         def add_adapter(right: Any, *args: Any, **kwargs: Any) -> Any:
             model = right(*args, **kwargs)
             for name, matrix in model.named_parameters():
@@ -40,9 +40,9 @@ class BaseStatistics(Fault):
     needs: ClassVar = {"adapter": QLORA}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        @patch.replacing(session, "quantise_base")
+        @patch.replacing(preparation, "quantise_base")
         def quantise(right: Any, model: Any, *rest: Any) -> None:
             from toolkit.model.nf4 import nf4_layers
 
@@ -86,9 +86,9 @@ class InitDiffers(Fault):
 
         import torch
 
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        @patch.replacing(session, "load_base")
+        @patch.replacing(preparation, "load_base")
         def load_base(right: Any, *args: Any, **kwargs: Any) -> Any:
             model = right(*args, **kwargs | {"by_part": False})  # with the values that are changed here
             if os.environ["RANK"] != "0":

@@ -185,9 +185,9 @@ class TiedWeightsSplit(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from torch import nn
 
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        @patch.replacing(session, "load_base")
+        @patch.replacing(preparation, "load_base")
         def load_base(right: Any, *args: Any, **kwargs: Any) -> Any:
             model = right(*args, **kwargs | {"by_part": False})  # with the values that are changed here
             head = model.get_output_embeddings()

@@ -33,7 +33,7 @@ def whole_model(config: dict[str, Any], task: str, form: str, **keys: Any) -> di
         "strategy": {"wrap": None},
         "adapter": None,
         "loss": "plain",
-        "fp8": False,
+        "options": None,
     }
 
 
@@ -162,7 +162,7 @@ def replace_engine(fault: Fault, patch: Patch, name: str) -> None:
     from toolkit.strategies import strategies
     from toolkit.strategies.base import Strategy
     from toolkit.strategies.engines import connect
-    from toolkit.training import session
+    from toolkit.training import preparation
 
     other = strategies()[name].engine_class()
 
@@ -182,4 +182,4 @@ def replace_engine(fault: Fault, patch: Patch, name: str) -> None:
     def load_base(right: Any) -> Any:
         return lambda *args, **kwargs: right(*args, **kwargs | {"by_part": False})  # the other engine fills no shards
 
-    patch(session, "load_base", load_base)
+    patch(preparation, "load_base", load_base)

@@ -27,7 +27,6 @@ class _OfLayers(Fault):
             "model": {"config": config | heads, "path": None},
             "batch": batch,
             "compile": False,
-            "fp8": False,
         }
 
 

@@ -15,9 +15,9 @@ class FreezeIgnored(Fault):
     needs: ClassVar = {"model": {"freeze": ["mlp|fc|lin"]}, "adapter": None}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        @self.breaking(patch, session, "freeze_matching")
+        @self.breaking(patch, preparation, "freeze_matching")
         def freeze_matching(right: Any, model: Any, patterns: Any, source: str) -> Any:
             return []
 

@@ -30,7 +30,6 @@ class _OfStages(Fault):
             "machine": {"processes": 4, "nodes": 1},
             "batch": {"micro_size": resolved.micro_size, "accumulation": accumulation, "global_size": None},
             "compile": False,
-            "fp8": False,
         }
 
     @classmethod

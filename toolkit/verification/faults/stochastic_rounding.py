@@ -10,7 +10,7 @@ _STOCHASTIC = {
     "precision": "bf16-pure",
     "optimizer": {"name": "adamw", "kernel": "fused", "rounding": "stochastic"},
     "strategy": {"mesh": None, "offload": "none"},
-    "fp8": False,
+    "options": None,
 }
 
 

@@ -17,9 +17,9 @@ class DecayLost(Fault):
     needs: ClassVar = {"optimizer": {"weight_decay": 0.1, "decay": "matrices"}, "adapter": None}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        @self.breaking(patch, session, "decayed_names")
+        @self.breaking(patch, preparation, "decayed_names")
         def decayed_names(right: Any, model: Any, optimizer: Any) -> frozenset[str]:
             return frozenset()
 
@@ -32,9 +32,9 @@ class DecayOnEverything(Fault):
     needs: ClassVar = {"optimizer": {"weight_decay": 0.1, "decay": "matrices"}, "adapter": None}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        @self.breaking(patch, session, "decayed_names")
+        @self.breaking(patch, preparation, "decayed_names")
         def decayed_names(right: Any, model: Any, optimizer: Any) -> frozenset[str]:
             return frozenset(name for name, p in model.named_parameters() if p.requires_grad)
 
