@@ -78,7 +78,7 @@ def load(resolved: Resolved, tiny: Resolved, by_part: bool) -> dict[str, Any]:
     from toolkit.strategies import strategy_of
     from toolkit.strategies.engines import zero
     from toolkit.strategies.engines.connect import make_accelerator
-    from toolkit.training.session import prepare_model
+    from toolkit.training.preparation import prepare_model
 
     silence_libraries()
 

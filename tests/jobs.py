@@ -24,7 +24,8 @@ from toolkit.strategies import resolve
 from toolkit.training import checkpoint
 from toolkit.training.loop import Progress, counted_once, evaluate, sum_over_ranks, train
 from toolkit.training.metrics import Pending
-from toolkit.training.session import open_session, prepare_model, seed_micro_batch
+from toolkit.training.preparation import prepare_model
+from toolkit.training.session import open_session, seed_micro_batch
 from toolkit.verification.cases.case import compute_of
 
 

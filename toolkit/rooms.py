@@ -1,10 +1,10 @@
 """Rooms: what an option of training offers to the rest of the toolkit, and the registry that finds them.
 
 A room is a folder of ``toolkit/options/`` with modules of fixed names: ``spec.py`` (a subclass of ``Option``; imports
-neither torch nor anything that trains), ``apply.py``, ``reference.py``, ``faults.py`` and ``names.py``. Nothing imports
-them but this registry, by name: without the folder the option is gone, and nothing else. An option of somebody else
-is a module of the same kind, or a single file that overrides the methods (`toolkit/plugins.py` says how it is found);
-its keys stand under ``options.NAME``.
+neither torch nor anything that trains), and those it needs of ``apply.py``, ``reference.py``, ``evidence.py``,
+``faults.py`` and ``names.py``. Nothing imports them but this registry, by name: without the folder the option is gone,
+and nothing else. An option of somebody else is a module of the same kind, or a single file that overrides the methods
+(`toolkit/plugins.py` says how it is found); its keys stand under ``options.NAME``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -29,6 +29,23 @@ class Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class Shadow(NamedTuple):
+    """A second set of the trained weights that an option keeps through a run, in float32 and sharded as they are. A
+    checkpoint has them beside the moments, as tensors WEIGHT.OPTION. An export may have them in place of the weights.
+    """
+
+    noun: str
+    """What one tensor is, ``average``: the kind of its comparisons in `verify` too."""
+    title: str
+    """What it is compared with: ``the moving average of the weights``."""
+    exported: str
+    """What an export of them has, for its card: ``averaged weights``."""
+    wrong: str
+    """The diagnosis where they are wrong after an update; its facts are ``count`` and ``first``."""
+    lost: str
+    """The diagnosis where a resume does not restore them; its fact is ``differing``."""
+
+
 class Option:
     """An option of training. A subclass with a ``name`` registers itself.
 
@@ -41,14 +58,19 @@ class Option:
     """What it does, in one line; for messages and the docs."""
     typed_key: ClassVar[str] = ""
     """Its key in the schema, `section.key`; empty: `options.NAME`, with ``keys``."""
+    off_value: ClassVar[Any] = None
+    """What a typed key has where the option is off."""
     keys: ClassVar[type[Keys]] = Keys
     """What `options.NAME` takes."""
     axes: ClassVar[frozenset[str]] = frozenset()
     """Axes of `strategy.mesh`, of context, tensor, expert and pipeline, that it has been verified with."""
-    claim: ClassVar[tuple[str, str]]
-    """Of the evidence that it is active: an id, and what is counted (`embeddings with noise`)."""
+    claim: ClassVar[tuple[str, str] | None]
+    """Of the evidence that it is active: an id, and what is counted (`embeddings with noise`). None: what `verify`
+    compares of it is the evidence, as a ``shadow``."""
     missing: ClassVar[str]
     """The diagnosis where that evidence is missing; one of ``diagnoses``."""
+    shadow: ClassVar[Shadow | None] = None
+    """The weights that it keeps beside those that train."""
 
     def __init_subclass__(cls) -> None:
         if "name" not in vars(cls):
@@ -70,7 +92,8 @@ class Option:
         if not self.typed_key:
             values = recipe.options.get(self.name)
             return None if values is None else self.keys.model_validate(values)
-        return functools.reduce(getattr, self.typed_key.split("."), recipe)
+        value = functools.reduce(getattr, self.typed_key.split("."), recipe)
+        return None if value == self.off_value else value
 
     def remove(self, values: dict[str, Any]) -> None:
         """Turn it off in a recipe's ``values``, in place."""
@@ -80,6 +103,11 @@ class Option:
         values.pop(last, None)
 
     # ------------------------------------------------------------------ of a recipe; imports nothing heavy
+
+    @property
+    def turned_off(self) -> str:
+        """How a message says what to do without it."""
+        return "remove it" if self.off_value is None else f"set {self.key}: {str(self.off_value).lower()}"
 
     def refusals(self, settings: Any, recipe: Any) -> list[str]:
         """What the recipe has that it cannot be with: a sentence each, `key: why; what to set instead`."""
@@ -92,6 +120,10 @@ class Option:
     def training_args(self, settings: Any) -> dict[str, Any]:
         """Its arguments of the transformers Trainer."""
         return {}
+
+    def trainer_arguments(self, settings: Any, resolved: Any) -> dict[str, Any]:
+        """``training_args``, where they depend on more of the resolved recipe."""
+        return self.training_args(settings)
 
     def names(self, tool: str) -> Mapping[str, Any]:
         """Rules for the keys of another tool (`toolkit/importing/table.py`), by key. ``tool``: the id of
@@ -122,6 +154,117 @@ class Option:
         """By id what `verify` can say of it: ``toolkit.verification.diagnose.known.Known``."""
         module = self._part("faults")
         return {} if module is None else module.DIAGNOSES
+
+    # ------------------------------------------------------------------ of what the model, device and mesh can have
+
+    def why_not(self, settings: Any, recipe: Any, facts: Any, blocks: tuple[str, ...], device: str) -> str | None:
+        """Why the recipe's model cannot have it on ``device`` (cuda or cpu, on any machine), and what to set instead;
+        None if it can. ``facts``: of the model's config (toolkit/recipe/model_facts.py); ``blocks``: class names of its
+        blocks."""
+        return None
+
+    def why_not_axis(self, axis: str) -> str:
+        """Why `strategy.mesh.AXIS`, none of ``axes``, cannot divide the model with it, and what to set instead."""
+        return f"has not been verified with {self.key}; {self.turned_off}"
+
+    def why_not_here(self, settings: Any, device: str) -> str | None:
+        """What this machine lacks to train with it on ``device``, and what to set instead; None if nothing."""
+        return None
+
+    def check_device(self, settings: Any, resolved: Any) -> None:
+        """Raise InputError if the device of this process cannot run it. May import torch."""
+
+    def notes(self, settings: Any, device: str) -> list[str]:
+        """What `train` says of it when a run begins."""
+        return []
+
+    def headline(self, settings: Any, device: str) -> str:
+        """What the first line of `verify` has of it; empty: nothing."""
+        return ""
+
+    needs_gpu: ClassVar[str] = ""
+    """What `verify` says on a CPU, where it leaves the option out; empty: it runs on a CPU too."""
+    packages: ClassVar[Mapping[str, str]] = {}
+    """Optional packages that it needs, by distribution, and what `doctor` says that they are for."""
+    unmeasured: ClassVar[str] = ""
+    """What of it a plan neither traces nor has been compared with; empty: `plan` traces the model with it."""
+
+    def cell(self, recipe: Any) -> dict[str, Any]:
+        """Fields of each cell of `bench`, whether it is on or off."""
+        return {}
+
+    # ------------------------------------------------------------------ of layers and operators that are replaced
+
+    before_adapters: ClassVar[bool] = False
+    """Whether ``prepare`` changes the model before adapters wrap its layers, and not after its final dtypes."""
+    rounds: ClassVar[bool] = False
+    """Whether it rounds operands to fewer bits than the recipe's precision has. `verify` leaves it out of the pass in
+    float32, measures what other roundings of its operands change, and reports how far it takes a step from one without
+    it."""
+    reorders: ClassVar[str] = ""
+    """Why it may sum in another order than the plain loop; empty if it may not."""
+    fuses: ClassVar[bool] = False
+    """Whether its kernels compute several operations of a block at once, which then round otherwise. `verify` measures
+    what other roundings of a block's operations change."""
+    seen_by: ClassVar[Literal["calls", "operators", "evidence"]] = "calls"
+    """How `verify` knows that it is active: ``calls`` in each forward, its ``operators`` in one step, or ``evidence``
+    of the model alone."""
+    operators: ClassVar[tuple[str, ...]] = ()
+    """How names of torch's operators begin that it runs."""
+    compared_claims: ClassVar[tuple[str, ...]] = ()
+    """Ids of claims of ``evidence`` that ``engaged`` holds against the plain loop."""
+
+    def prepare(self, model: Any, settings: Any, resolved: Any) -> Any:
+        """``apply``, where it needs to know more of the recipe. What it returns is given to ``evidence``."""
+        return self.apply(model, settings)
+
+    def evidence(self, model: Any, prepared: Any) -> list[Any]:
+        """Claims (toolkit/strategies/engines/claims.py) about the ``model`` that an engine has wrapped. ``prepared``:
+        what ``prepare`` returned. A run whose claims fail does not begin."""
+        return []
+
+    def engaged(self, ranks: Sequence[Any], resolved: Any, counted: Any) -> list[Any]:
+        """Claims about a recorded run that is ``seen_by`` operators: ``ranks`` are its RankTraces, ``counted`` what the
+        plain loop counted (``PlainOption.count``)."""
+        return list(self._needed("evidence").engaged(ranks, resolved, counted))
+
+    def watching(self, model: Any, here: Any) -> Any:
+        """A context manager that holds each product against its definition while it runs, and gives a list of
+        ``Product`` (toolkit/verification/record/trace.py) that grows; None: it has no such products. ``here()`` is
+        the step and micro-batch that is looked at, or None."""
+        return self._evidence("watching", model, here)
+
+    def stage(self, ranks: Sequence[Any]) -> Any:
+        """The stage `products` of `verify`, from what ``watching`` saw; None: it has no such products."""
+        return self._evidence("stage", ranks)
+
+    def kinds(self) -> Mapping[str, tuple[str, str]]:
+        """By kind of its comparisons: what was compared, and what was observed (verification/compare/wording.py)."""
+        kinds: Mapping[str, tuple[str, str]] = getattr(self._part("evidence"), "KINDS", {})
+        shadow = self.shadow
+        return kinds if shadow is None else {**kinds, shadow.noun: (f"{{name}} {shadow.noun}", shadow.title)}
+
+    def diagnose(self, stage: Any, measure: Any) -> Any:
+        """The likely cause of a difference in its ``stage``: a Diagnosis, or None."""
+        return self._evidence("diagnose", stage, measure)
+
+    def _evidence(self, function: str, *arguments: Any) -> Any:
+        """What a function of the room's ``evidence`` says; None where there is none."""
+        found = getattr(self._part("evidence"), function, None)
+        return None if found is None else found(*arguments)
+
+    # ------------------------------------------------------------------ of state beside the weights, through a run
+
+    def keep(self, engine: Any, settings: Any) -> Any:
+        """Begin to keep ``shadow`` of an engine's weights: ShadowWeights (toolkit/training/shadow.py)."""
+        return self._needed("apply").keep(engine, settings)
+
+    def state_bytes(self, settings: Any, elements: int) -> int:
+        """Bytes that it keeps of so many trained elements: on the device, and in a checkpoint."""
+        return 4 * elements if self.shadow else 0
+
+    def shorten(self, values: dict[str, Any]) -> None:
+        """Change its settings in a recipe's ``values``, in place, so that the few steps of `verify` exercise it."""
 
     def _needed(self, part: str) -> Any:
         module = self._part(part)
@@ -166,11 +309,37 @@ def asked_options(recipe: Any) -> list[Asked]:
     return [one for one in found if one.settings is not None]
 
 
-def in_room(name: str) -> AfterValidator:
-    """For the schema's key of an option: refuses it where the option's folder is not there; for pydantic."""
+def shadowing_options(recipe: Any) -> list[Asked]:
+    """Those of ``recipe`` that keep weights beside those that train, by name."""
+    return [asked for asked in asked_options(recipe) if asked.option.shadow is not None]
+
+
+def shadows() -> dict[str, Shadow]:
+    """Every option's ``shadow`` by the kind of its comparisons."""
+    return {option.shadow.noun: option.shadow for option in all_options().values() if option.shadow is not None}
+
+
+def state_bytes(recipe: Any, elements: int) -> int:
+    """Bytes that the options of ``recipe`` keep of so many trained elements."""
+    return sum(option.state_bytes(settings, elements) for option, settings in asked_options(recipe))
+
+
+def prepare_options(model: Any, resolved: Any, *, before_adapters: bool, traced: bool = False) -> dict[str, Any]:
+    """Have the options of a recipe change ``model``, those whose place it is; by name what ``evidence`` is given.
+    ``traced``: the model of a plan."""
+    return {
+        option.name: option.prepare(model, settings, resolved)
+        for option, settings in asked_options(resolved.recipe)
+        if option.before_adapters is before_adapters and not (traced and option.unmeasured)
+    }
+
+
+def in_room(name: str, off: Any = None) -> AfterValidator:
+    """For the schema's key of an option: refuses it where the option's folder is not there; for pydantic. ``off``: its
+    value where the option is off."""
 
     def check(value: Any) -> Any:
-        if value is not None and option_named(name) is None:
+        if value != off and option_named(name) is None:
             raise ValueError(f"this installation has no toolkit/options/{name}; remove the key")
         return value
 

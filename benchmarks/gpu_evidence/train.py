@@ -20,8 +20,7 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 from toolkit.strategies.engines.connect import make_accelerator
-from toolkit.training import loop
-from toolkit.training import session as sessions
+from toolkit.training import loop, preparation
 from toolkit.training.loop import Progress
 from toolkit.training.metrics import Pending
 from toolkit.training.session import Session, engage
@@ -165,7 +164,7 @@ def cheap_weights() -> Iterator[None]:
     minutes on one core, and neither memory nor time depends on which they are."""
     from transformers.initialization import no_init_weights
 
-    right = sessions.load_base
+    right = preparation.load_base
 
     def load(
         resolved: Resolved, pad_token_id: int | None = None, *, empty: bool = False, by_part: bool = False
@@ -178,11 +177,11 @@ def cheap_weights() -> Iterator[None]:
         _fill(model)
         return model
 
-    sessions.load_base = load
+    preparation.load_base = load
     try:
         yield
     finally:
-        sessions.load_base = right
+        preparation.load_base = right
 
 
 @torch.no_grad()

@@ -17,7 +17,12 @@ from tiny import recipe_dict
 from toolkit.rooms import all_options
 
 ROOT = Path(__file__).parents[2]
-USES: dict[str, dict[str, Any]] = {"neftune": {"model": {"neftune_alpha": 5.0}}}
+USES: dict[str, dict[str, Any]] = {
+    "ema": {"run": {"ema": {"decay": 0.9}}},
+    "fp8": {"fp8": True, "precision": "bf16"},
+    "liger": {"model": {"kernels": "liger"}},
+    "neftune": {"model": {"neftune_alpha": 5.0}},
+}
 """Of each folder what asks for it."""
 
 
@@ -37,7 +42,8 @@ def test_without_it(name: str, tmp_path: Path, tiny_root: Path) -> None:
     shutil.rmtree(tmp_path / "toolkit/options" / name)
     run = {"max_steps": 2, "output_dir": str(tmp_path / "run")}
     for file, sections in (("plain", {}), ("with", USES[name])):
-        (tmp_path / f"{file}.yaml").write_text(yaml.safe_dump(recipe_dict(tiny_root, run=run, **sections)))
+        recipe = recipe_dict(tiny_root, **sections | {"run": run | sections.get("run", {})})
+        (tmp_path / f"{file}.yaml").write_text(yaml.safe_dump(recipe))
 
     def toolkit(*words: str) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"PYTHONPATH": str(tmp_path)}
@@ -48,7 +54,7 @@ def test_without_it(name: str, tmp_path: Path, tiny_root: Path) -> None:
 
     refused = toolkit("config", "with.yaml", "-o", "launch")
     assert refused.returncode == 2
-    [key] = [f"{section}.{key}" for section, keys in USES[name].items() for key in keys]
+    key = all_options()[name].key
     [line] = refused.stderr.strip().splitlines()
     assert f"{key}: this installation has no toolkit/options/{name}; remove the key" in line
 

@@ -14,7 +14,7 @@ from toolkit.planning.predict import Planner
 from toolkit.planning.skeleton import build
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.schema import Adapter
-from toolkit.training.session import prepare_model
+from toolkit.training.preparation import prepare_model
 from toolkit.verification.cases.twin import twin_adapter
 
 EIGHT = LLAMA | {"num_hidden_layers": 8}

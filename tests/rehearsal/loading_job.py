@@ -22,7 +22,7 @@ from toolkit.planning.skeleton import build
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve, strategy_of
 from toolkit.strategies.engines.base import Engine
-from toolkit.training import session as sessions
+from toolkit.training import preparation
 
 
 @dataclass
@@ -92,7 +92,7 @@ def loaded(cell: Cell, root: str) -> Loaded:
         found.planned = memory.loading(), memory.host_loading()[0]
         with (
             watching(Outcome()) as watch,
-            mock.patch.object(sessions, "is_in_torch_dispatch_mode", return_value=False),
+            mock.patch.object(preparation, "inside_a_mode", return_value=False),
             mock.patch.object(Stored, "read", read),
             # torch swaps no tensors that others refer to weakly, as the rehearsal's own notes do.
             mock.patch("weakref.getweakrefs", return_value=[]),

@@ -12,7 +12,7 @@ from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 from toolkit.strategies.engines.fsdp1 import _exchanges_weights
-from toolkit.training.session import prepare_model
+from toolkit.training.preparation import prepare_model
 
 
 @pytest.mark.parametrize(("targets", "found"), [(None, True), (["q_proj", "v_proj"], False)])

@@ -15,8 +15,8 @@ from nights import nightly_but
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
 from toolkit.strategies.engines.prepared import Prepared
-from toolkit.training import session
-from toolkit.training.session import prepare_model
+from toolkit.training import preparation
+from toolkit.training.preparation import prepare_model
 
 PROJECTIONS = ["gate_proj", "up_proj", "down_proj"]
 EXPERTS = "experts.down_proj, experts.gate_up_proj"
@@ -113,7 +113,7 @@ def test_a_name_that_matches_nothing_is_refused_before_weights_are_read(
     if adapter.get("method") == "ia3":
         adapter = adapter | {"r": None}
     with monkeypatch.context() as patch:
-        patch.setattr(session, "load_base", lambda *arguments, **options: pytest.fail("the model was loaded"))
+        patch.setattr(preparation, "load_base", lambda *arguments, **options: pytest.fail("the model was loaded"))
         with pytest.raises(InputError) as refused:
             prepared(tiny_root, family, **adapter)
     assert said in str(refused.value), str(refused.value)

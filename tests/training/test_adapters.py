@@ -27,7 +27,7 @@ from toolkit.threads import torch_threads
 from toolkit.training.card import model_card
 from toolkit.training.export import _write
 from toolkit.training.loss import loss_sum
-from toolkit.training.session import prepare_model
+from toolkit.training.preparation import prepare_model
 from toolkit.verification.cases.twin import twin_adapter
 
 

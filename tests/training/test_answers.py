@@ -76,7 +76,7 @@ def check(recipe: dict[str, Any], folder: Path, start: Any) -> None:
         resolved = resolved_from(recipe | {"run": recipe["run"] | section})
         state = start(resolved)
         losses = [(line["loss"], line["grad_norm"]) for line in lines(output / "metrics.jsonl")]
-        weights = dict(tensors_of(output / "checkpoints/step-00000004", False))
+        weights = dict(tensors_of(output / "checkpoints/step-00000004"))
         found.append((state, losses, weights))
     assert found[0][:2] == found[1][:2]
     assert found[0][2].keys() == found[1][2].keys()

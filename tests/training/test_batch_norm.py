@@ -26,7 +26,8 @@ from toolkit.strategies.engines.connect import make_accelerator
 from toolkit.training import checkpoint
 from toolkit.training.finding import whole_manifest
 from toolkit.training.loop import Progress
-from toolkit.training.session import engage, prepare_model
+from toolkit.training.preparation import prepare_model
+from toolkit.training.session import engage
 from toolkit.training.tensor_folder import read_index
 
 FLOAT32 = 2e-6

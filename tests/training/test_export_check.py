@@ -60,7 +60,7 @@ CASES: dict[str, tuple[dict[str, Any], bool, list[dict[str, Any]]]] = {
     "frozen": (
         {"adapter": None, "model": {"freeze": ["layers.0"]}, "precision": "bf16"}, False, [{}, {"dtype": "fp16"}]
     ),
-    "averages": ({"adapter": LORA, "run": {"ema": {"decay": 0.5}}}, False, [{"ema": True}]),
+    "averages": ({"adapter": LORA, "run": {"ema": {"decay": 0.5}}}, False, [{"weights_of": "ema"}]),
     "prompt": ({"adapter": {"method": "prompt-tuning", "options": {"num_virtual_tokens": 4}}}, False, [{}]),
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ from toolkit.model.load import load_base
 from toolkit.model.sources import sources
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.fsdp1 import _clean
-from toolkit.training.session import prepare_model
+from toolkit.training.preparation import prepare_model
 
 SHARDING = ["zero3", "fsdp1", "fsdp2"]
 QUICK: dict[str, dict[str, Any]] = {
@@ -221,9 +221,9 @@ def test_a_range_that_is_off_by_one_is_seen(strategy: str, tiny_root: Path, tmp_
 
 def trained_job(resolved: Resolved, whole: bool) -> Any:
     from toolkit.model.sources import NotByPart
-    from toolkit.training import session
+    from toolkit.training import preparation
 
-    prepared = session._prepared
+    prepared = preparation._prepared
 
     def refuse(*args: Any, by_part: bool) -> Any:
         if by_part:
@@ -232,7 +232,7 @@ def trained_job(resolved: Resolved, whole: bool) -> Any:
 
     with pytest.MonkeyPatch.context() as patch:
         if whole:
-            patch.setattr(session, "_prepared", refuse)
+            patch.setattr(preparation, "_prepared", refuse)
         return train_job(resolved, 2)
 
 

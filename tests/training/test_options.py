@@ -32,7 +32,8 @@ from toolkit.training import checkpoint, session
 from toolkit.training.export import export
 from toolkit.training.loop import Progress, evaluate
 from toolkit.training.loss import loss_sum
-from toolkit.training.session import open_session, prepare_model, seed_micro_batch
+from toolkit.training.preparation import prepare_model
+from toolkit.training.session import open_session, seed_micro_batch
 
 TERMS = [LossTerms(), LossTerms(0.1), LossTerms(0.0, 1e-2), LossTerms(0.2, 1e-2)]
 

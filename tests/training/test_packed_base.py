@@ -24,7 +24,7 @@ from toolkit.strategies.engines.quantised import base_claims
 from toolkit.training.export import export
 from toolkit.training.export_check import trained_model
 from toolkit.training.finding import newest
-from toolkit.training.session import prepare_model
+from toolkit.training.preparation import prepare_model
 from toolkit.verification.cases.twin import twin_adapter
 from toolkit.verification.run import verify
 

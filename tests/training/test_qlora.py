@@ -28,7 +28,8 @@ from toolkit.training import merge
 from toolkit.training.export import export
 from toolkit.training.export_check import trained_model
 from toolkit.training.finding import newest
-from toolkit.training.session import open_session, prepare_model
+from toolkit.training.preparation import prepare_model
+from toolkit.training.session import open_session
 from toolkit.verification.matrix import what_caught
 from toolkit.verification.run import verify
 
@@ -170,7 +171,7 @@ def test_evidence_counts_the_bits(tiny_root: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(nf4, "packed_nf4", lambda w, s, o=options: quantize_4bit(w.flatten(), quant_storage=s, **o))
         assert claims_of(resolved) == [False, False], wrong
     monkeypatch.undo()
-    monkeypatch.setattr("toolkit.training.session.quantise_base", lambda *_: None)
+    monkeypatch.setattr("toolkit.training.preparation.quantise_base", lambda *_: None)
     assert claims_of(resolved) == [False, False]
 
 
@@ -192,7 +193,7 @@ def test_a_base_that_is_another_is_found(
 
 
 def test_a_run_without_its_4_bits_is_refused(tiny_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolkit.training.session.quantise_base", lambda *_: None)
+    monkeypatch.setattr("toolkit.training.preparation.quantise_base", lambda *_: None)
     with pytest.raises(RunFailed, match="base weights in NF4"):
         train_job(resolved_from(qlora(tiny_root)), 1)
 

@@ -15,7 +15,8 @@ from tiny import recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.optim.groups import make_optimizer
-from toolkit.optim.stochastic import Place, StochasticAdamW
+from toolkit.optim.placed import Place
+from toolkit.optim.stochastic import StochasticAdamW
 from toolkit.recipe.schema import Optimizer
 from toolkit.reference.optimizers import formula_for
 from toolkit.reference.optimizers.stochastic import random_halves

@@ -114,10 +114,10 @@ def test_the_files_are_those_of_the_whole_model(
     name: str, from_folder: bool, tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(tiny_root, tmp_path, from_folder, **QUICK[name])
-    ema = {"ema": True} if name == "averages" else {}
-    assert compare(tmp_path, monkeypatch, **ema) is None
+    weights = {"weights_of": "ema"} if name == "averages" else {}
+    assert compare(tmp_path, monkeypatch, **weights) is None
     if QUICK[name]["adapter"]:
-        assert compare(tmp_path, monkeypatch, merged=True, **ema) is None
+        assert compare(tmp_path, monkeypatch, merged=True, **weights) is None
 
 
 def test_a_trained_head_of_several_layers_is_merged(

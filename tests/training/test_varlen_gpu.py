@@ -27,7 +27,7 @@ from toolkit.recipe.varlenable import VARLEN_ON_GPU
 from toolkit.reference.model import plain_model
 from toolkit.strategies import resolve
 from toolkit.training.loss import loss_sum
-from toolkit.training.session import prepare_model
+from toolkit.training.preparation import prepare_model
 from toolkit.verification.cases.prepare import make_case, twin_recipe
 from training.test_varlen import MODELS
 

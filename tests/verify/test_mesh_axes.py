@@ -35,7 +35,7 @@ from toolkit.model.tensor import Ranks, split_layers
 from toolkit.recipe.mesh import Mesh, RowPart
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.loop import PlainLoop
-from toolkit.training.session import prepare_model
+from toolkit.training.preparation import prepare_model
 from toolkit.verification.cases.twin import twin_config
 from toolkit.verification.diagnose.attribution import Attribution
 from toolkit.verification.diagnose.gradient import by_weights

@@ -15,8 +15,8 @@ import torch
 from families import FAMILIES
 from nights import nightly_but
 from toolkit.launch.group import WorkerGroup
+from toolkit.options.fp8.reference import shaken
 from toolkit.recipe.resolve import Resolved
-from toolkit.reference.fp8 import shaken
 from toolkit.verification.cases.case import PassName
 from toolkit.verification.cases.prepare import make_case, twin_recipe
 from toolkit.verification.compare import replay as replay_module

@@ -18,6 +18,7 @@ from toolkit.recipe.load import load_recipe, recipe_from, source_of
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import OWN_KEYS
+from toolkit.rooms import all_options
 from toolkit.strategies import resolve
 
 TIME_LIMIT = 600.0
@@ -186,7 +187,7 @@ def as_json(cell: Cell, rate: float | None) -> dict[str, Any]:
         "packing": recipe.data.packing,
         "loss": resolved.loss_kernel,
         "compile": recipe.compile,
-        "fp8": recipe.fp8,
+        **{name: value for option in all_options().values() for name, value in option.cell(recipe).items()},
         "recipe_sha256": resolved.sha256,
         "asked": cell.asked,
         "fits": cell.failure is None,

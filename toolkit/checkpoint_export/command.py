@@ -110,7 +110,8 @@ def export_checkpoint(options: ExportOptions) -> Exported:
                  "step": contents.step, "tensors": len(contents.names), "notes": list(contents.notes)}  # fmt: skip
         document = result.finish(recipe_sha256=resolved.sha256, device="cpu", **state)
         return Exported(document, 0, kind, output)
-    done = export(checkpoint, output, merged=merged, best=best, dequantise=dequantise, ema=ema, dtype=options.dtype)
+    done = export(checkpoint, output, merged=merged, best=best, dequantise=dequantise,
+                  weights_of="ema" if ema else None, dtype=options.dtype)  # fmt: skip
     if options.push:
         push_folder(str(options.output), options.push)
     compared = None if isinstance(done.compared, str) else done.compared.to_json()

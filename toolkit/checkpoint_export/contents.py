@@ -81,7 +81,7 @@ def _rate(resolved: Resolved, updates: int) -> tuple[float, tuple[str, ...]]:
 def _groups(resolved: Resolved, rate: float) -> list[dict[str, Any]]:
     """The groups that the toolkit makes its optimizer of, in their order."""
     from toolkit.optim.groups import parameter_groups
-    from toolkit.training.session import prepare_model
+    from toolkit.training.preparation import prepare_model
 
     optimizer = resolved.recipe.optimizer
     prepared = prepare_model(resolved, by_part=True)

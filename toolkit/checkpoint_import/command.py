@@ -83,7 +83,7 @@ def import_checkpoint(
     from toolkit.recipe.load import recipe_from, source_of
     from toolkit.strategies import resolve
     from toolkit.training.export import alone
-    from toolkit.training.session import prepare_model
+    from toolkit.training.preparation import prepare_model
     from toolkit.verification.checkpoints.find import places, read
 
     result = Result("import-checkpoint")
@@ -146,13 +146,17 @@ def import_checkpoint(
 def _check_recipe(recipe: Recipe, source: str) -> None:
     from toolkit.optimizers import optimizer_kind
     from toolkit.optimizers.base import ADAM
+    from toolkit.rooms import shadowing_options
 
     optimizer = recipe.optimizer
     kind = optimizer_kind(optimizer.name)
     if kind.packed or kind.splits or kind.tensors(optimizer, (2, 2), False) != ADAM:
         raise InputError(f"{source}: optimizer.name: {optimizer.name}: only the moments of adamw can be imported")
-    if recipe.run.ema is not None:
-        raise InputError(f"{source}: run.ema: other tools' checkpoints have no averages; remove the key")
+    for option, _ in shadowing_options(recipe):
+        assert option.shadow is not None
+        raise InputError(
+            f"{source}: {option.key}: other tools' checkpoints have no {option.shadow.noun}s; remove the key"
+        )
 
 
 def _steps(found: Checkpoint, asked: int | None) -> int:

@@ -11,13 +11,13 @@ from packaging.version import Version
 
 from toolkit.doctor.model import Condition, check
 from toolkit.linting import keys
+from toolkit.rooms import all_options
 from toolkit.upstream import TESTED
 
 NEEDED = ("torch", "accelerate", "deepspeed", "transformers", "peft", "datasets", "safetensors")
 OPTIONAL = {
     "bitsandbytes": "4-bit and 8-bit base models (QLoRA)",
     "flash-attn": "attention: flash_attention_2",
-    "liger-kernel": "model.kernels: liger",
     "ninja": "compiler for DeepSpeed's ops",
 }
 
@@ -39,7 +39,8 @@ def installed() -> Iterator[Condition]:
     for name, number in found.items():
         if number is None:
             yield Condition(name, "error", "not installed", f"pip install {name}")
-    for name, purpose in OPTIONAL.items():
+    of_options = {name: purpose for option in all_options().values() for name, purpose in option.packages.items()}
+    for name, purpose in sorted((OPTIONAL | of_options).items()):
         if version(name) is None:
             yield Condition(name, "note", f"not installed: no {purpose}", f"pip install {name}")
 

@@ -80,7 +80,7 @@ RULES: dict[str, Rule] = {
               "dpo_padding_free dpo_use_liger_kernel precompute_ref_log_probs rpo_alpha center_rewards_coefficient "
               "lisa_layers_attribute lisa_step_interval relora_prune_ratio relora_prune_method relora_cpu_offload "
               "jagged_restart_warmup_steps jagged_restart_anneal_steps relora_warmup_steps relora_anneal_steps "
-              "eaft_alpha eaft_k loraplus_lr_embedding fp8_enable_fsdp_float8_all_gather gptq_groupsize gptq_model_v1 "
+              "eaft_alpha eaft_k loraplus_lr_embedding gptq_groupsize gptq_model_v1 "
               "gptq_disable_exllama torchdistx_path eta_min lr_quadratic_warmup dion_rank_fraction "
               "dion_rank_multiple_of pose_split_on_token_ids pose_max_context_len pose_num_chunks "
               "scaling_softmax_factor scaling_softmax_bias nemo_gym_dir nemo_gym_auto_clone nemo_gym_auto_start "
@@ -111,7 +111,7 @@ RULES: dict[str, Rule] = {
     **off("another model", "overrides_of_model_config overrides_of_model_kwargs cls_model_config model_config "
           "rope_scaling reinit_weights llama4_linearized_experts use_onebitllms num_labels"),
     **off("another attention", "s2_attention scaling_softmax use_pose"),
-    **off("another number format", "fp8 qat quantization gptq model_quantization_config "
+    **off("another number format", "qat quantization gptq model_quantization_config "
           "model_quantization_config_kwargs bnb_config_kwargs quantize_moe_experts"),
     **off("a program of its own", "trainer_cls llmcompressor diffusion dynamic_checkpoint nemo_gym_enabled hatchery"),
     **off("a batch size that changes during the run", "auto_find_batch_size"),

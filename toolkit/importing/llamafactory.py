@@ -168,7 +168,7 @@ LLAMAFACTORY = Table(
                   "badam_mode badam_start_block badam_switch_mode badam_switch_interval badam_update_ratio "
                   "badam_mask_mode badam_verbose asft_alpha eaft_alpha pissa_iter pissa_convert loraplus_lr_embedding "
                   "freeze_trainable_layers freeze_trainable_modules freeze_extra_modules oft_rank oft_block_size "
-                  "oft_target module_dropout fp8_backend kt_cpu_activation kt_config kt_weight_path "
+                  "oft_target module_dropout kt_cpu_activation kt_config kt_weight_path "
                   "kt_non_expert_weight_path kt_expert_checkpoint_path kt_use_lora_experts kt_lora_expert_num "
                   "kt_lora_expert_intermediate_size hyper_parallel_args hyper_parallel_cp_size quantization_device_map "
                   "init_special_tokens new_special_tokens_config"),
@@ -184,7 +184,6 @@ LLAMAFACTORY = Table(
         **off("another tokenizer", "resize_vocab split_special_tokens"),
         **off("another text in the conversations", "tool_format default_system preserve_thinking"),
         **off("another program", "use_unsloth use_kt use_mca use_megatron_bridge use_hyper_parallel"),
-        **off("a float8 recipe of its own", "fp8 fp8_enable_fsdp_float8_all_gather"),
         **off("a fixed order; set data.shuffle: false", "disable_shuffling"),
         **off("LLaMA-Factory's v1 files are not read", "model model_class dist_config train_dataset micro_batch_size "
               "kernel_config sample_backend quant_config peft_config init_config cp_size cp_mode optim_config "

@@ -9,8 +9,6 @@ from toolkit.importing.outcome import Key
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.yaml_text import scalar
 
-_TOP = ("precision", "activation_checkpointing", "activation_offload", "loss", "fp8", "compile")
-
 
 def nested(values: dict[str, Any]) -> dict[str, Any]:
     """``{"model.path": x}`` as ``{"model": {"path": x}}``, in the order of the schema."""
@@ -39,7 +37,7 @@ def recipe_text(draft: Draft, source: str, name: str) -> str:
         lines.append("# Every setting that decides about training is carried over.")
     lines += [f"# Note: {note}" for note in draft.notes]
     for section, value in nested(draft.values).items():
-        if isinstance(value, dict) and section not in _TOP:
+        if isinstance(value, dict):
             lines.append(f"{section}:")
             lines += [_line(f"  {key}", inside, _origin(draft, f"{section}.{key}")) for key, inside in value.items()]
         else:

@@ -29,8 +29,6 @@ from toolkit.launch.relay import screen, screen_taken
 from toolkit.launch.signals import die_with_parent, name_of, noted_stop
 from toolkit.machine import cpu_count, cuda_device_count
 from toolkit.recipe.compilable import why_no_compiler
-from toolkit.recipe.fp8able import why_no_fp8_device
-from toolkit.recipe.kernelable import why_no_liger
 from toolkit.recipe.load import recipe_from, recipe_yaml, source_of
 from toolkit.recipe.needs import missing_tokenizer, why_no_tokenizer
 from toolkit.recipe.preflight import check_known
@@ -38,6 +36,7 @@ from toolkit.recipe.quantisable import no_quantiser
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.varlenable import VARLEN, why_no_varlen_device
+from toolkit.rooms import asked_options
 from toolkit.strategies import resolve, strategy_of
 from toolkit.terminal import working
 
@@ -132,10 +131,9 @@ def check_machine(resolved: Resolved) -> None:
         raise InputError(f"{resolved.source}: tokenizer.path: {reason}")
     if resolved.recipe.compile and (reason := why_no_compiler(resolved.device)):
         raise InputError(f"{resolved.source}: compile: {reason}, or set compile: false")
-    if resolved.recipe.fp8 and (reason := why_no_fp8_device(resolved.device)):
-        raise InputError(f"{resolved.source}: fp8: {reason}, or set fp8: false")
-    if resolved.recipe.model.kernels == "liger" and (reason := why_no_liger(resolved.device)):
-        raise InputError(f"{resolved.source}: model.kernels: liger: {reason}, or set torch")
+    for option, settings in asked_options(resolved.recipe):
+        if reason := option.why_not_here(settings, resolved.device):
+            raise InputError(f"{resolved.source}: {option.key}: {reason}")
     if resolved.recipe.model.attention == VARLEN and (reason := why_no_varlen_device(resolved.device)):
         raise InputError(f"{resolved.source}: model.attention: varlen {reason}")
     if resolved.base_storage is not None and (reason := no_quantiser(resolved.stored)):

@@ -57,12 +57,7 @@ def training_args(resolved: Resolved) -> dict[str, Any]:
     if recipe.label_smoothing:
         arguments["label_smoothing_factor"] = recipe.label_smoothing
     for option, settings in asked_options(recipe):
-        arguments |= option.training_args(settings)
-    if recipe.model.kernels == "liger":
-        # Without these two the Trainer replaces the loss as well, of Granite for the whole process.
-        fused = resolved.loss_kernel == "liger"
-        kernels = {"fused_linear_cross_entropy": fused, "cross_entropy": False}
-        arguments |= {"use_liger_kernel": True, "liger_kernel_config": kernels}
+        arguments |= option.trainer_arguments(settings, resolved)
     arguments |= {"max_steps": run.max_steps} if run.max_steps else {"num_train_epochs": run.epochs}
     return arguments
 

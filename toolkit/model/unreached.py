@@ -29,8 +29,8 @@ _SHORT, _LONG = 3, 1024
 """Tokens of a sample."""
 
 
-_OWN = ("Fp8Product", "_OverRanks", "_Exchange", "_Moved", "_OfNothing", "_Entering", "_Leaving", "_Product")
-"""The toolkit's own functions in Python, which take every weight that they use as an input."""
+OWN_FUNCTIONS = {"_OverRanks", "_Exchange", "_Moved", "_OfNothing", "_Entering", "_Leaving", "_Product"}
+"""The toolkit's own functions in Python, which take every weight that they use as an input; options add theirs."""
 
 
 class Hidden(Exception):
@@ -174,8 +174,9 @@ def _leaves(output: torch.Tensor, whole: bool = False) -> set[int]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if whole and isinstance(node, BackwardCFunction) and type(node).__name__.removesuffix("Backward") not in _OWN:
-            raise Hidden(type(node).__name__)
+        name = type(node).__name__
+        if whole and isinstance(node, BackwardCFunction) and name.removesuffix("Backward") not in OWN_FUNCTIONS:
+            raise Hidden(name)
         if hasattr(node, "variable"):
             found.add(id(node.variable))
         left += [following for following, _ in node.next_functions]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from toolkit.optim.adamw8bit import local
+from toolkit.optim.placed import Place, PlacedOptimizer
 from toolkit.optimizers.base import ADAM
 from toolkit.recipe.schema import Optimizer
 
@@ -25,42 +26,30 @@ _GPU_CHUNK = 2**20
 """... and on a GPU, where each takes memory."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """``size`` elements of a tensor that is updated, flattened, from ``start`` on: those of the weight ``name``,
-    flattened, from ``first`` on."""
-
-    name: str
-    first: int
-    start: int
-    size: int
-
-
 def build(groups: list[dict[str, Any]], optimizer: Optimizer) -> StochasticAdamW:
     """Stochastically rounded AdamW over parameter groups."""
     betas = (optimizer.betas[0], optimizer.betas[1])
     return StochasticAdamW(groups, optimizer.lr, betas, optimizer.eps)
 
 
-class StochasticAdamW(torch.optim.Optimizer):
+class StochasticAdamW(PlacedOptimizer):
     """``state[p]``: ``step`` on the host, ``exp_avg`` and ``exp_avg_sq`` in bfloat16, rounded stochastically as well:
     to nearest, a second moment whose decay is below half a digit never decreases.
 
-    ``locate`` is called for every tensor of the groups before the first step. The step is one kernel, by torch.compile;
-    without a compiler it is torch's operators, chunk by chunk, with the same result.
+    The step is one kernel, by torch.compile; without a compiler it is torch's operators, chunk by chunk, with the same
+    result.
     """
 
     def __init__(self, params: Any, lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
         self.fell_back: str | None = None
-        """Why the step runs uncompiled, if it does."""
+        """That the step runs uncompiled, and why, if it does."""
         self.calls = {"compiled": 0, "uncompiled": 0}
         """Calls of either form of the kernel."""
         self._places: dict[torch.Tensor, Sequence[Place]] = {}
 
     def locate(self, tensor: torch.Tensor, places: Sequence[Place]) -> None:
-        """Say which elements of which weights ``tensor``, one of a group, has on this rank; what is in no place
-        (padding) stays as it is. Raises AssertionError for a tensor that is not bfloat16."""
+        """Raises AssertionError for a tensor that is not bfloat16."""
         if tensor.dtype != torch.bfloat16:
             raise AssertionError(f"stochastic rounding of a tensor of {tensor.dtype}")
         self._places[tensor] = places
@@ -122,7 +111,8 @@ class StochasticAdamW(torch.optim.Optimizer):
                 self.calls["compiled"] += 1
                 return
             except compiler_errors() as error:
-                self.fell_back = why_failed(error)
+                why = why_failed(error)
+                self.fell_back = f"optimizer.rounding: the step runs uncompiled, which is slower: {why}"
         chunk = _CPU_CHUNK if one.weight.device.type == "cpu" else _GPU_CHUNK
         for start in range(0, one.weight.numel(), chunk):
             weight, gradient, m, v = (tensor[start : start + chunk] for tensor in tensors)

@@ -56,14 +56,30 @@ def _settings(optimizer: Any) -> str:
     )
 
 
+def _formula(optimizer: Any) -> str:
+    if getattr(optimizer, "rounding", None) == "stochastic":  # a recorded script's settings have no such key
+        return "toolkit.reference.optimizers.stochastic:StochasticAdamW"
+    return "toolkit.reference.optimizers.adamw:AdamW"
+
+
 OPTIMIZER = OptimizerKind(
     name="adamw",
     title="AdamW with decoupled weight decay",
     source="Loshchilov and Hutter, arXiv:1711.05101, algorithm 2",
     build="toolkit.optim.adamw:build",
-    formula="toolkit.reference.optimizers.adamw:AdamW",
-    stochastic="toolkit.reference.optimizers.stochastic:StochasticAdamW",
+    formula=_formula,
+    diagnoses={
+        "nearest-not-stochastic": (
+            "weights are rounded to nearest, not stochastically",
+            "{count} weights, first {first}",
+        ),
+        "rounded-by-other-bits": (
+            "weights are rounded stochastically by other bits than those of their name, step and place",
+            "{count} weights, first {first}",
+        ),
+    },
     keys=("kernel", "betas", "eps", "rounding"),
+    keys_of_16_bits=("rounding",),
     lr="2e-4",
     # ``_multi_tensor_adam``: decay 2, lerp 3, mul 2, addcmul 3, sqrt 2, div 2, add 2, addcdiv 4.
     foreach_passes=20,

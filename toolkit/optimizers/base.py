@@ -42,17 +42,20 @@ class OptimizerKind:
     ``keys``: keys of the recipe's section ``optimizer`` that it has and not every optimizer has. ``defaults``: its own
     defaults of them. ``lr``: a customary learning rate, for the documentation. ``build``: ``module:function`` that
     makes the torch optimizer from parameter groups. ``formula``: ``module:class`` of its step in float64, which
-    `verify` compares with. ``source``: where the formula is from.
+    `verify` compares with, or what takes the recipe's section and returns that. ``source``: where the formula is from.
     """
 
     name: str
     title: str
     source: str
     build: str
-    formula: str
-    stochastic: str = ""
-    """The formula with `optimizer.rounding: stochastic`; empty: the optimizer does not have that key."""
+    formula: str | Callable[[Any], str]
+    diagnoses: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """By id what `verify` says of a mistake of its formula: the cause, and the evidence, whose facts are ``count`` and
+    ``first`` of the weights."""
     keys: tuple[str, ...] = ()
+    keys_of_16_bits: tuple[str, ...] = ()
+    """Those of ``keys`` that mean nothing in float32, where `verify` leaves them out."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     lr: str = ""
     refusal: Callable[[Traits], str | None] = supported

@@ -27,8 +27,6 @@ def _problems(recipe: Recipe) -> list[str]:
         found.append(
             "optimizer.name: schedule-free averages float32 weights, and precision: bf16-pure has none; use bf16"
         )
-    if recipe.run.ema is not None:
-        found.append("run.ema: schedule-free already averages the weights; remove run.ema")
     if recipe.optimizer.betas[0] == 0:
         found.append(
             "optimizer.betas: schedule-free computes the average from y and z, which are equal if the first of betas "

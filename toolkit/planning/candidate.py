@@ -13,13 +13,11 @@ from toolkit.planning.memory import Memory
 from toolkit.planning.storage import Storage
 from toolkit.planning.time import Seconds
 from toolkit.recipe.resolve import Resolved
+from toolkit.rooms import asked_options
 from toolkit.tasks import task_of
 
 LIGER_UNKNOWN = "loss from liger_kernel"
 """What is counted is the toolkit's own chunked loss; that kernel's chunks are of another size."""
-
-KERNELS_UNKNOWN = "norms, MLPs and rotary embeddings from liger_kernel"
-"""What is counted are torch's operators; these keep other tensors for the backward."""
 
 UNSHARDED = "unsharded blocks"
 """An entry of ``Traits.validated``."""
@@ -149,8 +147,7 @@ class Candidate:
         }
         found = [shown for what, shown in used.items() if shown and what not in validated]
         found += [LIGER_UNKNOWN] if self.resolved.loss_kernel == "liger" else []
-        found += [KERNELS_UNKNOWN] if recipe.model.kernels == "liger" else []
-        return found
+        return found + [option.unmeasured for option, _ in asked_options(recipe) if option.unmeasured]
 
     def as_json(self) -> dict[str, Any]:
         """The contract's fields, and more."""

@@ -24,7 +24,8 @@ from toolkit.tasks.labels import IGNORED, Labels
 from toolkit.training.average import evaluation_weights
 from toolkit.training.loss import loss_sum
 from toolkit.training.pipeline import run_window
-from toolkit.training.session import divide, prepare_model
+from toolkit.training.preparation import prepare_model
+from toolkit.training.session import divide
 
 
 @dataclass

@@ -74,7 +74,7 @@ def step_of(recipe: dict[str, Any], device: str, length: int = TOKENS, exchange:
     from toolkit.planning.measure import random_batch
     from toolkit.strategies.engines.connect import make_accelerator
     from toolkit.training.loss import loss_sum
-    from toolkit.training.session import prepare_model
+    from toolkit.training.preparation import prepare_model
 
     resolved = resolve(Recipe.model_validate(recipe), device=device)
     linear = torch.nn.functional.linear

@@ -17,7 +17,6 @@ from toolkit.errors import InputError, first_line
 from toolkit.model.adapters import add_adapter
 from toolkit.model.checkpointing import find_blocks
 from toolkit.model.experts import divide_experts
-from toolkit.model.fp8 import convert
 from toolkit.model.freezing import freeze_matching
 from toolkit.model.load import switch_off_cache
 from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
@@ -31,7 +30,7 @@ from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter, Optimizer
 from toolkit.recipe.varlenable import VARLEN
-from toolkit.rooms import asked_options
+from toolkit.rooms import prepare_options
 from toolkit.strategies.memory.base import Holdings, Weight
 from toolkit.tasks import task_of
 
@@ -76,7 +75,7 @@ def build(resolved: Resolved) -> Skeleton:
     """Create the skeleton of a recipe's model: float32 weights on the meta device, 4-bit ones in their packed dtype.
 
     Only the config is loaded. Raises InputError if the config is not available or no model can be built from it without
-    code of its own, and if the model has none of the blocks, the adapter's target modules, or layers for ``fp8``.
+    code of its own, and if the model has none of the blocks, the adapter's target modules, or what an option changes.
     """
     model = _meta_model(resolved)
     adapter = resolved.recipe.adapter
@@ -95,8 +94,7 @@ def build(resolved: Resolved) -> Skeleton:
     cut_blocks(model, blocks, kept)
     left = set(model.modules())
     linears = {name: linear for name, linear in linears.items() if linear in left}
-    if resolved.recipe.fp8:
-        convert(model, find_blocks(model, resolved), resolved)
+    prepare_options(model, resolved, before_adapters=True, traced=True)
     if adapter is not None and not whole:
         model = _adapted(model, resolved)
     if linears:
@@ -107,8 +105,7 @@ def build(resolved: Resolved) -> Skeleton:
     if resolved.mesh.expert > 1:
         divided = divide_experts(model, acted_experts(resolved.mesh.expert), resolved.source)
     _freeze_unreached(model, resolved)
-    for option, settings in asked_options(resolved.recipe):
-        option.apply(model, settings)
+    prepare_options(model, resolved, before_adapters=False, traced=True)
     model.train()
     short = find_blocks(model, resolved) if resolved.blocks else []
     buffers += _projections(model, short, order, own)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from toolkit.rooms import state_bytes
 from toolkit.strategies.memory.base import BYTES, MemoryModel
 
 GB = 1e9
@@ -91,9 +92,9 @@ def _files(held: MemoryModel) -> int:
 
 
 def _weights(held: MemoryModel) -> int:
-    """Bytes of the trained weights, and of their averages (``run.ema``), in the dtype that they are trained in."""
-    copies = 1 + (held.resolved.recipe.run.ema is not None)
-    return copies * held.holdings.elements(True, whole=True) * held.trained
+    """Bytes of the trained weights, in the dtype that they are trained in, and of what options keep of them."""
+    elements = held.holdings.elements(True, whole=True)
+    return elements * held.trained + state_bytes(held.resolved.recipe, elements)
 
 
 def _state(held: MemoryModel) -> int:

@@ -265,7 +265,7 @@ def optimizer_share(resolved: Resolved, holdings: Holdings) -> float:
 def update_passes(resolved: Resolved) -> float:
     """How often a step reads or writes a tensor of the weights' size: its optimizer's passes, and with clipping the
     gradients once for their norm and twice to scale them. Moments of 8 bits, each read and written once, are a byte an
-    element; stochastic rounding is one kernel of its own (toolkit/optim/stochastic.py)."""
+    element."""
     section = resolved.recipe.optimizer
     kind = optimizer_kind(section.name)
     passes: float = kind.passes

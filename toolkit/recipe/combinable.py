@@ -6,9 +6,7 @@ from toolkit.errors import InputError
 from toolkit.recipe.compilable import why_not_compilable
 from toolkit.recipe.contextable import why_not_divisible
 from toolkit.recipe.expertable import why_no_experts
-from toolkit.recipe.fp8able import why_not_fp8
 from toolkit.recipe.fusable import why_not_fusable
-from toolkit.recipe.kernelable import why_not_liger
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.packable import why_not_packable
 from toolkit.recipe.quantisable import stored_base, why_not_on_packed, why_not_quantisable, why_not_trainable
@@ -34,8 +32,6 @@ def check_combination(
         raise InputError(f"{source}: data.packing: {reason}; set {near}")
     if recipe.model.attention == VARLEN and (reason := why_not_varlen(recipe, facts, device)):
         raise InputError(f"{source}: model.attention: varlen {reason}")
-    if recipe.model.kernels == "liger" and (reason := why_not_liger(recipe, facts)):
-        raise InputError(f"{source}: model.kernels: liger {reason}")
     if recipe.loss == "fused" and (reason := why_not_fusable(recipe, facts)):
         raise InputError(f"{source}: loss: fused {reason}; or set loss: plain")
     if recipe.adapter is not None and recipe.adapter.method == "qlora" and (reason := why_not_quantisable(facts)):
@@ -51,7 +47,7 @@ def check_combination(
     for axis in AXES if mesh is not None else ():
         odd = next((one.option for one in asked_options(recipe) if axis not in one.option.axes), None)
         if odd is not None and getattr(mesh, axis) > 1:
-            raise InputError(f"{source}: strategy.mesh.{axis}: has not been verified with {odd.key}; remove it")
+            raise InputError(f"{source}: strategy.mesh.{axis}: {odd.why_not_axis(axis)}")
     if mesh is not None and mesh.context > 1 and (reason := why_not_divisible(recipe, facts)):
         raise InputError(f"{source}: strategy.mesh.context: {reason}")
     if mesh is not None and mesh.tensor > 1 and (reason := why_not_splittable(recipe, facts)):
@@ -60,8 +56,9 @@ def check_combination(
         raise InputError(f"{source}: strategy.mesh.pipeline: {reason}")
     if mesh is not None and mesh.expert > 1 and (reason := why_no_experts(recipe, facts)):
         raise InputError(f"{source}: strategy.mesh.expert: {reason}")
-    if recipe.fp8 and (reason := why_not_fp8(recipe, facts, blocks)):
-        raise InputError(f"{source}: fp8: {reason}, or set fp8: false")
+    for option, settings in asked_options(recipe):
+        if reason := option.why_not(settings, recipe, facts, blocks, device):
+            raise InputError(f"{source}: {option.key}: {reason}")
     if reason := why_not_trainable(facts):
         raise InputError(f"{source}: model.{'path' if recipe.model.path else 'config'}: {reason}")
     stored = stored_base(facts)

@@ -23,8 +23,6 @@ def why_not_divisible(recipe: Recipe, facts: ModelFacts) -> str | None:
         return f"requires model.attention: sdpa (it is {model.attention})"
     if recipe.compile:
         return "has not been verified with compiled blocks; set compile: false"
-    if recipe.fp8:
-        return "would scale each part of a row by its own largest value; set fp8: false"
     if recipe.adapter is not None and METHODS[recipe.adapter.method].prompt is not None:
         return f"would put the virtual tokens of {recipe.adapter.method} in front of every part of a row; use lora"
     if (reason := why_not_packable(facts, model.attention)) is not None:

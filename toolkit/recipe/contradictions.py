@@ -54,8 +54,6 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
     if not task.masks and recipe.data.mask_probability != Data.model_fields["mask_probability"].default:
         found.append(f"data.mask_probability: requires model.task: masked-lm; here it is {task.name}")
     found += _evaluations(recipe) + _samples(recipe)
-    if recipe.run.ema is not None and recipe.precision == "bf16-pure":
-        found.append("run.ema: averages float32 weights, and precision: bf16-pure has none; use bf16")
     if recipe.activation_offload and recipe.activation_checkpointing != "full":
         found.append(
             f"activation_offload: requires activation_checkpointing: full (it is {recipe.activation_checkpointing})"

@@ -101,8 +101,6 @@ def _options(recipe: Recipe, blocks: tuple[str, ...], decide: Decisions) -> None
     if recipe.activation_checkpointing != "none":
         why = "the installed transformers' name: activation_checkpointing from 5.23 on, before gradient_checkpointing"
         decide("training_args.activation_checkpointing", checkpointing_argument(), why)
-    if recipe.fp8:
-        decide("fp8", "e4m3, gradients e5m2", "one dynamic scale per tensor; not in training_args.json")
     if (reason := why_no_tokenizer(recipe)) is not None:
         decide("tokenizer.path", None, f"{reason} before training")
     if (fraction := recipe.data.eval_fraction) is not None:
@@ -114,12 +112,6 @@ def _options(recipe: Recipe, blocks: tuple[str, ...], decide: Decisions) -> None
     if (early := recipe.run.early_stopping) is not None:
         rule = f"after {early.patience} evaluations without improvement by more than {early.min_delta:g}"
         decide("run.early_stopping", rule, "not in training_args.json: use EarlyStoppingCallback")
-    if (ema := recipe.run.ema) is not None:
-        rule = f"decay {ema.decay:g}, every {ema.every} updates, after {ema.start}"
-        decide("run.ema", rule, "4 bytes per trained parameter, sharded as the weights; not in training_args.json")
-    if recipe.model.kernels == "liger":
-        why = "norms, gated MLPs and rotary embeddings of liger_kernel; in training_args.json as use_liger_kernel"
-        decide("model.kernels", "liger", why)
     for option, settings in asked_options(recipe):
         if (decision := option.decision(settings)) is not None:
             decide(option.key, *decision)

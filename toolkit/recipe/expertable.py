@@ -30,8 +30,6 @@ def why_no_experts(recipe: Recipe, facts: ModelFacts) -> str | None:
         )
     if config.get("quantization_config"):
         return "has not been verified with a base that is quantised already"
-    if recipe.fp8:
-        return "has not been verified with fp8; set fp8: false"
     if recipe.adapter is not None and recipe.adapter.modules_to_save:
         return "has not been verified with adapter.modules_to_save; remove it"
     if (reason := why_not_in_parts(recipe, experts=True)) is not None:

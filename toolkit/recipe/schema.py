@@ -87,7 +87,7 @@ class Model(Section):
         "`varlen` computes packed rows sample by sample, with no further package; null: sdpa if the model supports "
         "it, else eager",
     )
-    kernels: KernelsName = Field(
+    kernels: Annotated[KernelsName, in_room("liger", off="torch")] = Field(
         "torch",
         description="operators of norms, gated MLPs and rotary embeddings: `torch`, or `liger`, those of liger_kernel "
         "(GPU only)",
@@ -598,7 +598,7 @@ class Run(Section):
     early_stopping: EarlyStopping | None = Field(
         None, description="end the run when `metric` no longer improves: {patience, min_delta}"
     )
-    ema: Ema | None = Field(
+    ema: Annotated[Ema | None, in_room("ema")] = Field(
         None, description="keep a float32 moving average of the trained weights, for toolkit export --ema"
     )
     trackers: list[str] = Field([], description="trackers, by their accelerate name: tensorboard, wandb, ...")
@@ -683,7 +683,7 @@ class Recipe(Section):
         description="coefficient of the mean squared logsumexp of the logits of supervised tokens, added to the loss "
         "while training; PaLM has 1e-4",
     )
-    fp8: bool = Field(
+    fp8: Annotated[bool, in_room("fp8", off=False)] = Field(
         False,
         description="compute the matrix products of the blocks' linear layers in float8; weights and optimizer do "
         "not change",

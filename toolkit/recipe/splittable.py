@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.contextable import attention_heads
 from toolkit.recipe.model_facts import ModelFacts
@@ -34,8 +32,6 @@ def why_not_splittable(recipe: Recipe, facts: ModelFacts) -> str | None:
         return f"has not been verified with model.task: {model.task}"
     if config.get("quantization_config"):
         return "has not been verified with a base that is quantised already"
-    if recipe.fp8:
-        return "would scale the parts of a matrix each by its own largest value; set fp8: false"
     if (reason := why_not_in_parts(recipe)) is not None:
         return reason
     for key in _ATTENTION_DROPOUT:
@@ -74,8 +70,4 @@ def why_not_in_parts(recipe: Recipe, experts: bool = False) -> str | None:
         return f"optimizer.name: {optimizer.name} needs whole matrices; use adamw, lion or sgd"
     if recipe.strategy.offload != "none":
         return "has not been verified with strategy.offload; set offload: none"
-    unverified: dict[str, Any] = {"run.ema": recipe.run.ema, "run.group_norms": recipe.run.group_norms}
-    for key, given in unverified.items():
-        if given:
-            return f"has not been verified with {key}; remove it"
-    return None
+    return "has not been verified with run.group_norms; remove it" if recipe.run.group_norms else None

@@ -1,5 +1,4 @@
-"""What training adds to the plain cross-entropy: label smoothing, z-loss, balance, and options; and the moving average
-of weights."""
+"""What training adds to the plain cross-entropy: label smoothing, z-loss, balance, and options."""
 
 from __future__ import annotations
 
@@ -54,13 +53,3 @@ class Extras:
             for option in self.options:
                 stack.enter_context(option.around(model, inputs))
             yield
-
-
-def plain_average(before: torch.Tensor, weight: torch.Tensor, updates: int, settings: Any) -> torch.Tensor:
-    """The moving average of a weight after so many ``updates``, by its definition in float64, from the average
-    ``before`` and the weight. ``settings``: the recipe's ``run.ema``."""
-    if updates <= settings.start:
-        return weight.double()
-    if (updates - settings.start) % settings.every:
-        return before.double()
-    return settings.decay * before.double() + (1 - settings.decay) * weight.double()

@@ -1,6 +1,6 @@
 """The model of the plain loop: loaded, adapted and cast, and nothing more (under QLoRA its linear
-weights are the values that 4 bits hold, under ``fp8`` what it multiplies is rounded). Never
-checkpointed, never wrapped."""
+weights are the values that 4 bits hold; options change what they change). Never checkpointed, never
+wrapped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toolkit.model.unreached import freeze, unreached
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.varlenable import VARLEN
 from toolkit.reference.batch_norm import plain_batch_norm
-from toolkit.reference.fp8 import round_products
+from toolkit.rooms import asked_options
 
 
 def plain_model(resolved: Resolved, pad_token_id: int | None = None) -> nn.Module:
@@ -27,8 +27,8 @@ def plain_model(resolved: Resolved, pad_token_id: int | None = None) -> nn.Modul
     model = load_base(_with_sdpa(resolved), pad_token_id)
     if resolved.base_storage is not None:
         dequantised_base(model, resolved)
-    if resolved.recipe.fp8:
-        round_products(model, resolved)
+    for option, settings in asked_options(resolved.recipe):
+        option.plain(settings).change(model, resolved)
     if resolved.recipe.adapter is not None:
         model = add_adapter(model, resolved)
     for parameter in _matching(model, resolved.recipe.model.freeze):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 
@@ -12,10 +12,38 @@ import torch
 class PlainOption:
     """An option of a recipe as the plain loop has it; frozen, so that a mistake is another one."""
 
+    roundings: ClassVar[int] = 0
+    """Of ``shadow`` in float32, each of a number of the weight's or the result's size."""
+
     @contextlib.contextmanager
     def around(self, model: Any, inputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
         """Inside, a forward of ``model`` on ``inputs`` has the option if the model is in training mode."""
         yield
+
+    def shadow(self, before: torch.Tensor, weight: torch.Tensor, updates: int) -> torch.Tensor:
+        """What the option keeps of a weight after so many ``updates``, in float64: from what it kept ``before`` the
+        last one, and from the weight after it, both float32 of the weight's shape."""
+        raise NotImplementedError
+
+    def change(self, model: Any, resolved: Any) -> None:
+        """Change the plain model in place, before adapters are added."""
+
+    def without(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        """Inside, ``model`` computes as if ``change`` had not been called."""
+        return contextlib.nullcontext()
+
+    def shaken(self, model: Any, seed: int) -> contextlib.AbstractContextManager[None]:
+        """Inside, the operands that the option rounds are off by one rounding of their own dtype each, up or down as
+        ``seed`` draws."""
+        return contextlib.nullcontext()
+
+    def reset(self, model: Any) -> None:
+        """Have ``count`` begin here."""
+
+    def count(self, model: Any, blocks: Sequence[Any]) -> Any:
+        """What the option's ``engaged`` is given: how often ``model``, of these ``blocks``, ran what its ``operators``
+        stand for."""
+        return None
 
     def mistakes(self) -> list[tuple[str, dict[str, object], PlainOption]]:
         """What a diagnosis tries out: its id, its facts, and the option with that mistake."""

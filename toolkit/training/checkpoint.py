@@ -27,7 +27,7 @@ from toolkit.strategies.engines.base import Engine
 from toolkit.strategies.engines.pieces import Saved, Shape, whole
 from toolkit.training.agreement import all_written, every_rank_sees, first_problem, from_rank, name_of_mark
 from toolkit.training.early_stopping import Improvement
-from toolkit.training.finding import AVERAGE, all_checkpoints, first_valid, keep_some, whole_manifest
+from toolkit.training.finding import all_checkpoints, first_valid, keep_some, whole_manifest
 from toolkit.training.loop import Progress
 from toolkit.training.manifest import Damaged
 from toolkit.training.saving import Background
@@ -109,7 +109,7 @@ def begin(
         TensorWriter(writing, f"{kind}-{rank:05d}", background, part.files) for kind in ("weights", "moments")
     )
     beside: dict[str, Shape] = {}
-    """Averages and running statistics, which are beside the moments."""
+    """Weights that options keep, and running statistics, which are beside the moments."""
     try:
         for name, shape in engine.shapes.items():
             mine = pieces(name)
@@ -118,11 +118,11 @@ def begin(
                 moments.add(f"{name}.{key}", mine.shapes[key], moment)
             if mine.step is not None:
                 part.steps[name] = mine.step
-        if session.average is not None:
-            with session.average.swapped():
+        for option, shadow in session.shadows.items():
+            with shadow.swapped():
                 for name, shape in engine.shapes.items():
-                    moments.add(f"{name}.{AVERAGE}", shape, pieces(name).weight)
-                    beside[f"{name}.{AVERAGE}"] = shape
+                    moments.add(f"{name}.{option}", shape, pieces(name).weight)
+                    beside[f"{name}.{option}"] = shape
         for name, value in engine.statistics().items() if rank == 0 else ():
             beside[name] = tuple(value.shape)
             moments.add(name, beside[name], [(whole(beside[name]), value)])
@@ -245,12 +245,12 @@ def _load(session: Session, folder: Path, manifest: dict[str, Any], *indexes: In
     for name in statistics(engine.batch_norms):
         if name not in moments:
             raise InputError(f"{folder}: recipe mismatch: it has no running statistic {name}")
-    if session.average is not None:
+    for option, shadow in session.shadows.items():
         # Before the weights: loading sets what a forward uses, too.
-        with session.average.swapped():
+        with shadow.swapped():
             for name in engine.shapes:
-                average = partial(moments.get, f"{name}.{AVERAGE}")
-                engine.load_pieces(name, Saved(None, average, partial(_moment, moments, name)))
+                saved = partial(moments.get, f"{name}.{option}")
+                engine.load_pieces(name, Saved(None, saved, partial(_moment, moments, name)))
     for name in engine.shapes:
         step = manifest["optimizer_steps"].get(name)
         engine.load_pieces(name, Saved(step, partial(weights.get, name), partial(_moment, moments, name)))

@@ -20,6 +20,7 @@ from toolkit.model.sources import NotByPart
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
+from toolkit.rooms import Option, asked_options, option_named
 from toolkit.strategies import resolve, simplest
 from toolkit.training.card import model_card
 from toolkit.training.export_check import Compared, compare_export, trained_model
@@ -73,24 +74,30 @@ def export(
     merged: bool = False,
     best: bool = False,
     dequantise: bool = False,
-    ema: bool = False,
+    weights_of: str | None = None,
     dtype: str | None = None,
 ) -> Written:
     """Write adapter, merged or full model, and compare what was written with what was trained.
 
+    ``weights_of``: an option whose weights are exported in place of those that trained (``Option.shadow``).
     ``dtype``: of a merged model, the base's if None; of a full one, that in which it trains. Raises InputError if
     ``source`` is not a valid checkpoint or ``output`` exists, RunFailed if a trained tensor is missing, or if the
     export answers otherwise than the trained model; then nothing is left.
     """
     empty_target(output)
+    option = None if weights_of is None else option_named(weights_of)
+    if weights_of is not None and (option is None or option.shadow is None):
+        raise InputError(f"--{weights_of}: this installation has no toolkit/options/{weights_of}")
 
     def use(folder: Path) -> Written:
-        return _export(folder, output, merged=merged, dequantise=dequantise, ema=ema, dtype=dtype)
+        return _export(folder, output, merged=merged, dequantise=dequantise, weights_of=option, dtype=dtype)
 
     return with_checkpoint(source, use, best=best)
 
 
-def _export(folder: Path, output: Path, *, merged: bool, dequantise: bool, ema: bool, dtype: str | None) -> Written:
+def _export(
+    folder: Path, output: Path, *, merged: bool, dequantise: bool, weights_of: Option | None, dtype: str | None
+) -> Written:
     """``export`` of one checkpoint, each tensor of which is validated when it is read: raises Damaged, and nothing is
     left."""
     manifest = whole_manifest(folder, when_read=True)
@@ -124,11 +131,11 @@ def _export(folder: Path, output: Path, *, merged: bool, dequantise: bool, ema: 
         _check_shared(resolved, read_index(folder, manifest)[0], pad)
     writing = output.with_name(f".{output.name}.writing")
     shutil.rmtree(writing, ignore_errors=True)
-    job = Job(resolved, folder, manifest, pad, writing, average=ema, merged=merged, dtype=asked)
+    job = Job(resolved, folder, manifest, pad, writing, weights_of, merged=merged, dtype=asked)
     try:
         kind, reason = _written(job)
         tokenizer.save_pretrained(writing)
-        text = kind if not ema else f"{kind}, averaged weights"
+        text = f"{kind}, {weights_of.shadow.exported}" if weights_of and weights_of.shadow else kind
         card = model_card(text, recipe, resolved, manifest, folder.absolute().parents[1])
         (writing / "README.md").write_text(card, encoding="utf-8")
         compared = compare_export(job, kind, tokenizer)
@@ -216,7 +223,7 @@ def _written(job: Job) -> tuple[str, str | None]:
     except NotByPart as problem:
         reason = str(problem)
     shutil.rmtree(job.writing, ignore_errors=True)
-    model = trained_model(job.resolved, job.folder, job.pad_token_id, average=job.average)
+    model = trained_model(job.resolved, job.folder, job.pad_token_id, job.weights_of)
     name_classes(model, job.manifest)
     return _write(model, job.resolved.recipe, job.writing, merged=job.merged, dtype=job.dtype), reason
 
@@ -273,7 +280,11 @@ def alone(recipe: Recipe) -> Recipe:
     }
     content["machine"] = {"device": "cpu", "processes": 1, "nodes": 1}
     content["batch"] = {}
-    content |= {"activation_checkpointing": "none", "activation_offload": False, "compile": False, "fp8": False}
-    # Kernels and attentions of GPUs compute what the model's own do.
-    content["model"] |= {"kernels": "torch", "attention": "eager"}
+    content |= {"activation_checkpointing": "none", "activation_offload": False, "compile": False}
+    # Modules that options replace compute what the model's own do.
+    for option, _ in asked_options(recipe):
+        if option.before_adapters:
+            option.remove(content)
+    # Attentions of GPUs compute what the model's own does.
+    content["model"]["attention"] = "eager"
     return Recipe.model_validate(content)

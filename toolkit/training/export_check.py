@@ -30,11 +30,12 @@ from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
 from toolkit.model.silence import peft_asks
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
+from toolkit.rooms import Option
 from toolkit.tasks import task_of
 from toolkit.tasks.base import Drawn
 from toolkit.tasks.labels import Labels
 from toolkit.training.finding import tensors_of, whole_manifest
-from toolkit.training.session import prepare_model
+from toolkit.training.preparation import prepare_model
 from toolkit.training.streamed import Job
 from toolkit.training.tensor_folder import TensorReader, read_index
 
@@ -86,7 +87,7 @@ def compare_export(job: Job, kind: str, processor: Any) -> Compared | str:
             f"{left / 2**30:.1f} GiB are available"
         )
     tensors, rows = _inputs(job, processor)
-    trained: Any = trained_model(job.resolved, job.folder, job.pad_token_id, average=job.average)
+    trained: Any = trained_model(job.resolved, job.folder, job.pad_token_id, job.weights_of)
     rounded = _adapted(trained) if job.merged else None
     projections = _projections(trained) if kind == "adapter" else {}
     right = _logits(trained, tensors)
@@ -118,14 +119,14 @@ def compare_export(job: Job, kind: str, processor: Any) -> Compared | str:
 
 
 def trained_model(
-    resolved: Resolved, folder: Path, pad_token_id: int | None = None, *, average: bool = False
+    resolved: Resolved, folder: Path, pad_token_id: int | None = None, weights_of: Option | None = None
 ) -> nn.Module:
-    """The recipe's model with a checkpoint's weights, or their averages, complete, on the CPU."""
+    """The recipe's model with a checkpoint's weights, or those that an option kept, complete, on the CPU."""
     model = prepare_model(resolved, pad_token_id).model
     parameters = dict(model.named_parameters())
     missing = {name for name, parameter in parameters.items() if parameter.requires_grad}
     with torch.no_grad():
-        for name, tensor in tensors_of(folder, average):
+        for name, tensor in tensors_of(folder, weights_of):
             if name not in parameters or parameters[name].shape != tensor.shape:
                 raise RunFailed(f"{folder}: {name}: the model has no tensor of this name and shape")
             parameters[name].copy_(tensor)

@@ -14,14 +14,12 @@ from toolkit.errors import InputError
 from toolkit.launch.identity import saved_recipe
 from toolkit.optim.schedule_free import averaged
 from toolkit.optimizers import optimizer_kind
+from toolkit.rooms import Option
 from toolkit.strategies.engines.pieces import Piece
 from toolkit.training.manifest import Damaged, Share, read_manifest
 from toolkit.training.tensor_folder import Index, TensorReader, read_index
 
 T = TypeVar("T")
-
-AVERAGE = "ema"
-"""``run.ema``: the average of a weight is the tensor NAME.ema beside the weight's moments."""
 
 
 def whole_manifest(folder: Path, share: Share = (0, 1), *, when_read: bool = False) -> dict[str, Any]:
@@ -54,32 +52,34 @@ def all_checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*")) if folder.is_dir() else []
 
 
-def tensors_of(folder: Path, average: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
-    """The trained weights of a checkpoint, or with ``average`` their moving averages, one after another; raises
+def tensors_of(folder: Path, option: Option | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    """The trained weights of a checkpoint, or those that ``option`` kept beside them, one after another; raises
     InputError if it is damaged or has none."""
-    names, reader, suffix = trained_tensors(folder, whole_manifest(folder, when_read=True), average)
+    names, reader, suffix = trained_tensors(folder, whole_manifest(folder, when_read=True), option)
     for name in names:
         yield name, reader.get(name + suffix)
 
 
 def trained_tensors(
-    folder: Path, manifest: dict[str, Any], average: bool = False
+    folder: Path, manifest: dict[str, Any], option: Option | None = None
 ) -> tuple[list[str], TensorReader, str]:
-    """Names of the trained weights of a checkpoint, the reader that has them, or with ``average`` their moving
-    averages, and what it has behind each name. Raises InputError if there are no averages.
+    """Names of the trained weights of a checkpoint, the reader that has them, or those that ``option`` kept beside
+    them, and what it has behind each name. Raises InputError if the option kept none.
 
     Of an optimizer that averages the weights itself, they are its averages.
     """
     weights, moments = read_index(folder, manifest)
     files = manifest["files"]
-    if not average:
+    if option is None:
         optimizer = saved_recipe(folder, manifest).optimizer
         if optimizer_kind(optimizer.name).averages:
             return list(weights), AverageReader(folder, weights, moments, files, optimizer.betas[0]), ""
         return list(weights), TensorReader(folder, weights, files), ""
-    if any(f"{name}.{AVERAGE}" not in moments for name in weights):
-        raise InputError(f"{folder}: --ema: it has no average of the weights: the run had no run.ema")
-    return list(weights), TensorReader(folder, moments, files), f".{AVERAGE}"
+    assert option.shadow is not None
+    if any(f"{name}.{option.name}" not in moments for name in weights):
+        without = f"it has no {option.shadow.noun} of the weights: the run had no {option.key}"
+        raise InputError(f"{folder}: --{option.name}: {without}")
+    return list(weights), TensorReader(folder, moments, files), f".{option.name}"
 
 
 class AverageReader(TensorReader):

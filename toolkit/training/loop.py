@@ -95,8 +95,8 @@ def train(
             step = engine.step(lr)
         progress.step += 1
         progress.updates += not step.skipped
-        if session.average is not None and not step.skipped:
-            session.average.update(progress.updates)
+        for shadow in () if step.skipped else session.shadows.values():
+            shadow.update(progress.updates)
         groups = engine.group_rates() if recipe.optimizer.groups else None
         squares = session.group_norms.after() if session.group_norms is not None else None
         rows = torch.full((), float(sum(m.row_tokens for m in window)), device=engine.device)

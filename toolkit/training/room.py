@@ -10,20 +10,22 @@ import torch
 
 from toolkit.errors import InputError
 from toolkit.optimizers import optimizer_kind
+from toolkit.rooms import state_bytes
 from toolkit.training.session import Session
 
 
 def checkpoint_bytes(session: Session) -> int:
-    """Bytes of a checkpoint of all ranks, without its indexes: trained weights, their averages, optimizer state."""
+    """Bytes of a checkpoint of all ranks, without its indexes: trained weights, what options keep of them, optimizer
+    state."""
     resolved, engine = session.resolved, session.engine
     size = getattr(torch, resolved.precision.trainable).itemsize
     kind = optimizer_kind(resolved.recipe.optimizer.name)
-    copies = 1 if session.average is None else 2
     found = 0.0
     for name, shape in engine.shapes.items():
+        elements = math.prod(shape)
         # 8-bit moments are saved in the trained dtype.
-        packed = 2.0 * math.prod(shape) * size
-        found += copies * math.prod(shape) * size
+        packed = 2.0 * elements * size
+        found += elements * size + state_bytes(resolved.recipe, elements)
         found += packed if kind.packed else kind.state(shape, name in engine.matrices, size)
     return round(found)
 

@@ -30,6 +30,7 @@ from toolkit.no_memory import asked_bytes, is_out_of_memory
 from toolkit.recipe.preflight import Check, known_notes
 from toolkit.recipe.resolve import Resolved
 from toolkit.results import Result
+from toolkit.rooms import asked_options
 from toolkit.tasks import task_of
 from toolkit.tasks.base import Task
 from toolkit.training import checkpoint, finding
@@ -333,10 +334,9 @@ def _introduce(
     trained = sum(math.prod(shape) for shape in session.engine.shapes.values())
     view.say(headline(session.resolved, trained, session.weights))
     view.say(engaged_line(session.claims))
-    if session.resolved.recipe.fp8 and session.engine.device.type == "cpu":
-        view.say(
-            "note: fp8: a CPU emulates float8 products by converting every operand back, several times slower than bf16"
-        )
+    for option, settings in asked_options(session.resolved.recipe):
+        for note in option.notes(settings, session.engine.device.type):
+            view.say(f"note: {note}")
     if session.engine.device.type == "cpu" and cpu_emulates(dtype := session.resolved.precision.compute):
         view.say(
             f"note: precision: this CPU has no instructions for products of {dtype}, which take many times as "

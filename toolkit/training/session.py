@@ -2,57 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from toolkit.errors import InputError
-from toolkit.model.activation_offload import HostStore
-from toolkit.model.adapter_targets import experts_notes
-from toolkit.model.adapters import add_adapter, check_names
-from toolkit.model.batch_norm import batch_norms
-from toolkit.model.batch_norm import convert as convert_batch_norm
 from toolkit.model.built import Built
-from toolkit.model.checkpointing import checkpoint_blocks, find_blocks
-from toolkit.model.compiling import compile_blocks
+from toolkit.model.checkpointing import find_blocks
 from toolkit.model.context import divide_rows
 from toolkit.model.experts import divide_experts, own_expert_ranks
-from toolkit.model.fp8 import check_device, convert
-from toolkit.model.freezing import Frozen, freeze_matching
-from toolkit.model.head_loss import fuse_head
-from toolkit.model.kernels import use_liger
-from toolkit.model.load import cast_inputs, load_base, set_dtypes
-from toolkit.model.new_tokens import check_trained
-from toolkit.model.nf4 import base_linears, quantise_base, weight_count
+from toolkit.model.freezing import Frozen
+from toolkit.model.nf4 import weight_count
 from toolkit.model.processor import load_processor, pad_token_of
-from toolkit.model.sources import NotByPart, fill_model
+from toolkit.model.sources import fill_model
 from toolkit.model.stages import cut
 from toolkit.model.tensor import own_ranks, split_layers
-from toolkit.model.unreached import freeze, unreached
-from toolkit.optim.groups import check_groups, decayed_names, hidden_matrices
-from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.preflight import with_classes
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
-from toolkit.recipe.tokenizer_facts import added_tokens
-from toolkit.rooms import asked_options
+from toolkit.rooms import asked_options, shadowing_options
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import Engine
 from toolkit.strategies.engines.claims import Claim, NotActive
 from toolkit.strategies.engines.connect import make_accelerator
-from toolkit.strategies.engines.float8 import product_claim
-from toolkit.strategies.engines.kernels import kernel_claim
 from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.process_group import allow_hours
 from toolkit.strategies.engines.quantised import base_claims
-from toolkit.tasks import task_of
-from toolkit.training.average import Average
 from toolkit.training.group_norms import GroupNorms
-from toolkit.upstream.torch import inside_a_mode
+from toolkit.training.preparation import prepare_model
+from toolkit.training.shadow import ShadowWeights
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -75,8 +55,8 @@ class Session:
     """The whole model's config and embeddings, which samples are checked against before the first step."""
     unreached: list[str] = field(default_factory=list)
     """Weights that no output depends on, and that are not trained for that."""
-    average: Average | None = None
-    """``run.ema``: the moving average of the trained weights."""
+    shadows: dict[str, ShadowWeights] = field(default_factory=dict)
+    """Weights that options keep beside those that train, by the option's name."""
     frozen: list[Frozen] = field(default_factory=list)
     """What each pattern of ``model.freeze`` has frozen."""
     loaded_whole: str | None = None
@@ -123,109 +103,6 @@ class Session:
         return self.token_rank + self.resolved.mesh.stage(self.rank) * self.resolved.token_parts
 
 
-def without_values(resolved: Resolved, pad_token_id: int | None = None, *, overwritten: bool = False) -> Prepared:
-    """The model of a recipe, of which no weight of the base is read: each has its source (``model/sources.py``).
-    ``overwritten``: what trains gets its values afterwards. Raises NotByPart where that is not possible."""
-    return _prepared(resolved, pad_token_id, together=False, by_part=True, overwritten=overwritten)
-
-
-def prepare_model(
-    resolved: Resolved, pad_token_id: int | None = None, together: bool = False, by_part: bool | None = None
-) -> Prepared:
-    """The model of a recipe, ready for its strategy; nothing is sharded yet.
-
-    ``together``: every rank calls it, so that they can divide work between them. Where the strategy shards weights, or
-    ranks have some of the blocks, no rank reads them here: each reads its part later (``model/sources.py``).
-    If that is not possible, every rank has the whole model, and ``loaded_whole`` of the result says why. ``by_part``:
-    other than the strategy decides.
-    """
-    reason = None
-    if by_part is None:
-        by_part = together and ("weights" in resolved.traits.shards or resolved.mesh.pipeline > 1)
-    if by_part:
-        try:
-            return _prepared(resolved, pad_token_id, together, by_part=True)
-        except NotByPart as problem:
-            reason = str(problem)
-    return replace(_prepared(resolved, pad_token_id, together, by_part=False), loaded_whole=reason)
-
-
-def _prepared(
-    resolved: Resolved, pad_token_id: int | None, together: bool, by_part: bool, overwritten: bool = False
-) -> Prepared:
-    """Model, kernels, float8 products, adapter, frozen weights, quantised base, dtypes, compiling, checkpointing, in
-    this order.
-
-    Kernels come before adapters, which copy modules that they train in place of the model's. Products come before
-    adapters, whose own small matrices stay as they are. Adapters and freezing come before dtypes,
-    since they decide what trains, and checkpointing after all, since it takes the blocks' forwards as they then are.
-    """
-    if by_part and resolved.base_storage is not None:
-        raise NotByPart("its weights are packed in 4 bits at the start")
-    if by_part and added_tokens(resolved.recipe):
-        raise NotByPart("its embeddings get rows for new tokens")
-    if by_part and inside_a_mode():
-        raise NotByPart("tensors are fake")  # as in the rehearsal
-    if not by_part:
-        check_names(resolved, pad_token_id)
-    model: nn.Module = load_base(resolved, pad_token_id, by_part=by_part)
-    built = Built.of(model)
-    kernels = use_liger(model, resolved) if resolved.recipe.model.kernels == "liger" else None
-    asked = resolved.recipe.model.batch_norm is not None
-    convert_batch_norm(model, resolved.batch_norm, asked, resolved.source)
-    _check_statistics(model, resolved)
-    linears = {} if resolved.base_storage is None else base_linears(model, resolved)
-    products: list[str] = []
-    bases = {name: linear.weight.numel() for name, linear in linears.items()}
-    if resolved.recipe.fp8:
-        check_device(resolved)
-        products = convert(model, find_blocks(model, resolved), resolved)
-    notes: list[str] = []
-    if resolved.recipe.adapter is not None:
-        model = add_adapter(model, resolved, overwritten)
-        notes = experts_notes(model, resolved.recipe.adapter)
-    frozen = freeze_matching(model, resolved.recipe.model.freeze, resolved.source)
-    check_trained(model, resolved)
-    idle = unreached(model, resolved)
-    if resolved.base_storage is not None:
-        quantise_base(model, linears, resolved, together)
-    del linears
-    set_dtypes(model, resolved.precision.trainable, resolved.precision.frozen)
-    freeze(model, idle)
-    casts = not (resolved.traits.autocast and resolved.precision.mixed)
-    if casts and task_of(resolved.recipe.model.task).media is not None:
-        cast_inputs(model, getattr(torch, resolved.precision.compute))
-    for option, settings in asked_options(resolved.recipe):
-        option.apply(model, settings)
-    if resolved.loss_kernel != "plain":
-        fuse_head(model, resolved)
-    blocks = []
-    if resolved.recipe.activation_checkpointing != "none" or resolved.blocks:
-        blocks = find_blocks(model, resolved)
-    if resolved.recipe.compile:
-        compile_blocks(blocks)
-    store = HostStore() if resolved.recipe.activation_offload else None
-    checkpoint_blocks(blocks, resolved.recipe.activation_checkpointing, store)
-    model.train()
-    optimizer = resolved.recipe.optimizer
-    decayed = decayed_names(model, optimizer)
-    matrices = hidden_matrices(model, task_of(resolved.recipe.model.task).heads)
-    check_groups(optimizer, (name for name, p in model.named_parameters() if p.requires_grad), resolved.source)
-    return Prepared(model, resolved, built, decayed, blocks, bases, products, matrices, idle, frozen, kernels=kernels,
-                    notes=notes)  # fmt: skip
-
-
-def _check_statistics(model: nn.Module, resolved: Resolved) -> None:
-    """Raise InputError where running statistics of the training weights would be used with averaged ones."""
-    name = resolved.recipe.optimizer.name
-    if optimizer_kind(name).averages and any(layer.mode != "frozen" for layer in batch_norms(model).values()):
-        raise InputError(
-            f"{resolved.source}: optimizer.name: {name} evaluates and exports averaged weights, and the running "
-            "statistics of this model's batch normalisation are those of other weights; set model.batch_norm: frozen, "
-            "or use adamw"
-        )
-
-
 def open_session(resolved: Resolved, *, own_padding: bool = False, **accelerator_options: Any) -> Session:
     """Connect, load, build the engine, and check that the strategy is active. ``own_padding``: with the padding token
     of the tokenizer's files, as earlier versions trained classifiers.
@@ -250,17 +127,14 @@ def engage(
     claims = engine.evidence()
     if resolved.base_storage is not None:
         claims += base_claims(engine.model, prepared.bases, resolved, engine.device, prepared.blocks)
-    if resolved.recipe.fp8:
-        claims.append(product_claim(engine.model, len(prepared.products)))
-    if prepared.kernels is not None:
-        claims.append(kernel_claim(engine.model, prepared.kernels))
+    for option, _ in asked_options(resolved.recipe):
+        claims += option.evidence(engine.model, prepared.options[option.name])
     failed = [claim for claim in claims if not claim.ok]
     if failed:
         text = "; ".join(f"{claim.claim}: {claim.seen}, expected {claim.expected}" for claim in failed)
         raise NotActive(f"{resolved.recipe.strategy.name} is not active: {text}", failed)
     allow_hours()
-    settings = resolved.recipe.run.ema
-    average = None if settings is None else Average(engine, settings)
+    shadows = {option.name: option.keep(engine, settings) for option, settings in shadowing_options(resolved.recipe)}
     return Session(
         resolved,
         tokenizer,
@@ -270,7 +144,7 @@ def engage(
         weights,
         prepared.built,
         prepared.unreached,
-        average,
+        shadows,
         prepared.frozen,
         prepared.loaded_whole,
         notes=prepared.notes,

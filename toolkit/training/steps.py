@@ -126,7 +126,7 @@ class Steps:
         failed = getattr(self.session.engine.stepping(), "fell_back", None)
         if failed and not self._step_reported:
             self._step_reported = True
-            self.view.say(f"optimizer.rounding: the step runs uncompiled, which is slower: {failed}")
+            self.view.say(failed)
         if not self.session.resolved.recipe.compile:
             return
         now = compilation()

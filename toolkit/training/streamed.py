@@ -21,9 +21,10 @@ from toolkit.model.load import cast_parameters, load_base
 from toolkit.model.sources import NotByPart
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
+from toolkit.rooms import Option
 from toolkit.training.finding import trained_tensors
 from toolkit.training.merge import merged_by_peft
-from toolkit.training.session import without_values
+from toolkit.training.preparation import without_values
 from toolkit.training.streaming import Source, in_order, sources, write_file, write_model
 from toolkit.training.tensor_folder import TensorReader, read_index
 from toolkit.training.values import Values
@@ -31,15 +32,15 @@ from toolkit.training.values import Values
 
 @dataclass(frozen=True)
 class Job:
-    """What is exported from where to where. ``average``: the averages of ``run.ema``; ``merged``: the adapter into its
-    base."""
+    """What is exported from where to where. ``weights_of``: the option whose weights are exported in place of those
+    that trained; ``merged``: the adapter into its base."""
 
     resolved: Resolved
     folder: Path
     manifest: dict[str, Any]
     pad_token_id: int | None
     writing: Path
-    average: bool = False
+    weights_of: Option | None = None
     merged: bool = False
     dtype: torch.dtype | None = None
     """Of a model that is written whole or merged; None: as it is in memory."""
@@ -58,7 +59,7 @@ def write_in_turn(job: Job) -> str:
 def _trained_whole(job: Job) -> bool:
     """Write a model of which the checkpoint has every tensor; False, and nothing is written, where one is missing:
     frozen weights, those that no output depends on, buffers."""
-    trained, reader, suffix = trained_tensors(job.folder, job.manifest, job.average)
+    trained, reader, suffix = trained_tensors(job.folder, job.manifest, job.weights_of)
     model: Any = load_base(job.resolved, job.pad_token_id, empty=True)
     dtype = job.dtype or getattr(torch, job.resolved.precision.trainable)
     cast_parameters(model, dtype)
@@ -78,7 +79,7 @@ def _trained_whole(job: Job) -> bool:
 
 def _with_frozen(job: Job) -> None:
     model: Any = without_values(job.resolved, job.pad_token_id).model
-    values = Values(model, *trained_tensors(job.folder, job.manifest, job.average))
+    values = Values(model, *trained_tensors(job.folder, job.manifest, job.weights_of))
     running = TensorReader(job.folder, read_index(job.folder, job.manifest)[1], job.manifest["files"])
     for name, value in statistics(batch_norms(model)).items():
         if name not in running:
@@ -94,7 +95,7 @@ def _adapted(job: Job) -> tuple[Any, Values]:
     """The model with its adapter, whose values are the checkpoint's."""
     for overwritten in (True, False):
         model: Any = without_values(job.resolved, job.pad_token_id, overwritten=overwritten).model
-        values = Values(model, *trained_tensors(job.folder, job.manifest, job.average))
+        values = Values(model, *trained_tensors(job.folder, job.manifest, job.weights_of))
         if not values.unknown:  # else some of it may be computed from the base, which is not there
             break
     return model, values

@@ -20,7 +20,7 @@ Read = Callable[[], torch.Tensor]
 
 
 class Values:
-    """The values of a model without values (``session.without_values``) that a checkpoint has trained."""
+    """The values of a model without values (``preparation.without_values``) that a checkpoint has trained."""
 
     def __init__(self, model: nn.Module, names: list[str], reader: TensorReader, suffix: str) -> None:
         """``names``: what the checkpoint has of the model, in ``reader`` with ``suffix`` behind it. Weights with

@@ -63,12 +63,12 @@ class Outcome:
 
     @property
     def deviations(self) -> list[Deviation]:
-        """``fp8: true``: how far the plain loop's steps with float8 products are from those without."""
-        return [one for found in self.passes if found.replayed for one in found.replayed.from_bf16]
+        """With options that round: how far the plain loop's steps are from those without them."""
+        return [one for found in self.passes if found.replayed for one in found.replayed.from_unrounded]
 
     @property
     def reorderings(self) -> list[Deviation]:
-        """In 16 bits or float8: how far steps in the candidate's order of operations (a fused loss, ZeRO-3) are from
+        """In 16 bits or fewer: how far steps in the candidate's order of operations (a fused loss, ZeRO-3) are from
         those in the plain loop's own. Both round correctly."""
         return [
             one

@@ -10,6 +10,7 @@ from typing import Any
 
 from toolkit.launch.failure import last_words
 from toolkit.launch.group import JobFailed, WorkerGroup
+from toolkit.rooms import asked_options
 from toolkit.strategies.engines.claims import Claim
 from toolkit.terminal import Say
 from toolkit.threads import torch_threads
@@ -22,7 +23,6 @@ from toolkit.verification.compare.engagement import engagement
 from toolkit.verification.compare.evaluation import evaluation
 from toolkit.verification.compare.ledger import ledger
 from toolkit.verification.compare.measure import Measure, Stage, differences
-from toolkit.verification.compare.products import products
 from toolkit.verification.compare.replay import Reference
 from toolkit.verification.compare.step import optimizer_stages
 from toolkit.verification.record.samples import record_data
@@ -174,20 +174,15 @@ def _stages(
 ) -> Iterator[Stage]:
     resolved, ranks = reference.resolved, found.ranks
     yield ledger(ranks, reference.windows, resolved)
-    yield from products(ranks, resolved)
+    # Within compiled code no product is seen: they are counted, and the whole model is compared.
+    watched = () if resolved.recipe.compile else asked_options(resolved.recipe)
+    yield from (stage for option, _ in watched if (stage := option.stage(ranks)) is not None)
     outputs = forward(found.parts, reference, replayed)
     outputs.measures += evaluated
     yield outputs
     yield gradient(ranks, reference.noise, replayed, case.overflow_step)
-    yield from optimizer_stages(
-        ranks,
-        resolved,
-        reference.decayed,
-        case.steps,
-        case.overflow_step,
-        matrices=reference.loop.matrices,
-        ema=resolved.recipe.run.ema,
-    )
+    matrices = reference.loop.matrices
+    yield from optimizer_stages(ranks, resolved, reference.decayed, case.steps, case.overflow_step, matrices=matrices)
     yield cross_rank(ranks)
 
 

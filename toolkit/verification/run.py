@@ -56,17 +56,22 @@ def resolve_recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Res
 
 
 def with_needs(resolved: Resolved, needs: dict[str, Any]) -> Resolved:
-    """The recipe with the sections that a fault cannot do without merged over it."""
+    """The recipe with the sections that a fault cannot do without merged over it; without options that cannot be with
+    them."""
     if not needs:
         return resolved
     values = resolved.recipe.model_dump(mode="json")
     if name := needs.get("optimizer", {}).get("name"):
         values["optimizer"] = with_optimizer(values["optimizer"], name)
-    for axis in needs.get("strategy", {}).get("mesh") or ():
-        for option, _ in asked_options(resolved.recipe):
-            if axis in AXES and axis not in option.axes:
-                option.remove(values)
+    axes = {axis for axis in needs.get("strategy", {}).get("mesh") or () if axis in AXES}
+    no_options = needs.get("options", {}) is None
+    needs = {key: value for key, value in needs.items() if key != "options" or not no_options}
     merge(values, needs)
+    merged = Recipe.model_validate(values)
+    for option, settings in asked_options(resolved.recipe):
+        if no_options or not axes <= option.axes or option.refusals(settings, merged):
+            option.remove(values)
+    merge(values, needs)  # which may ask for one of them itself
     return resolve(Recipe.model_validate(values), resolved.source, device=resolved.device)
 
 

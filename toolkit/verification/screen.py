@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter
+from toolkit.rooms import asked_options
 from toolkit.verification.cases.case import STEPS
 from toolkit.verification.compare.measure import STAGES, Measure, Stage, also, off_by
 from toolkit.verification.outcome import Outcome
@@ -27,8 +28,7 @@ def headline(resolved: Resolved, twin: Resolved | None = None) -> str:
     parts = [str(name), recipe.strategy.name, where, adapter, recipe.precision]
     if recipe.activation_checkpointing != "none":
         parts.append(f"checkpointing {recipe.activation_checkpointing}")
-    if recipe.fp8:
-        parts.append("fp8" + (", slow on a CPU" if resolved.device == "cpu" else ""))
+    parts += filter(None, (option.headline(settings, resolved.device) for option, settings in asked_options(recipe)))
     if resolved.accumulation > 1:
         parts.append(f"accumulation {resolved.accumulation}")
     return _wrapped("verify  ", parts)
@@ -126,10 +126,11 @@ def ending(outcome: Outcome, seconds: float, command: str) -> list[str]:
 
 
 def deviation_line(outcome: Outcome) -> list[str]:
-    """Beside the verdict: what float8 and another order of sums change (what is proven is equality with a plain loop
-    that rounds and adds up alike), and why tolerances are as wide as correct runs differ."""
+    """Beside the verdict: what options that round and another order of sums change (what is proven is equality with a
+    plain loop that rounds and adds up alike), and why tolerances are as wide as correct runs differ."""
     lines = []
-    for what, found in (("fp8        from bf16", outcome.deviations),
+    rounding = " and ".join(option.name for option, _ in asked_options(outcome.resolved.recipe) if option.rounds)
+    for what, found in ((f"{rounding:<11}from bf16", outcome.deviations),
                         ("order      from the plain loop's own order of sums", outcome.reorderings)):  # fmt: skip
         if found:
             loss, gradient = max(one.loss for one in found), max(one.gradient for one in found)

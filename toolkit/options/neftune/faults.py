@@ -19,14 +19,9 @@ class NoiseOfPaddedLength(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.options.neftune import apply
 
-        def noise_scale(right: Any) -> Any:
-            def wrong(tensors: Any, alpha: float, width: int) -> Any:
-                self.reached()
-                return right({"input_ids": tensors["input_ids"]}, alpha, width)
-
-            return wrong
-
-        patch(apply, "noise_scale", noise_scale)
+        @self.breaking(patch, apply, "noise_scale")
+        def noise_scale(right: Any, tensors: Any, alpha: float, width: int) -> Any:
+            return right({"input_ids": tensors["input_ids"]}, alpha, width)
 
 
 FAULTS = (NoiseOfPaddedLength,)

@@ -6,12 +6,15 @@ and word of the vocabulary.
 
 from __future__ import annotations
 
+from typing import Any
+
 from toolkit.errors import InputError
 from toolkit.optimizers import optimizer_kind
 from toolkit.planning.loops.base import Loop, LoopPrecision
 from toolkit.planning.loops.known import LOOPS
 from toolkit.planning.loops.named import habits_of, loop_named
 from toolkit.recipe.resolve import Resolved
+from toolkit.rooms import asked_options
 
 __all__ = ["LOOPS", "Loop", "LoopPrecision", "check", "check_loop", "habits_of", "loop_named"]
 
@@ -27,12 +30,16 @@ def check_loop(name: str, resolved: Resolved) -> None:
 def check(loop: Loop, name: str, resolved: Resolved) -> None:
     """Raise InputError, with the loop's ``name``, if it cannot train this recipe or if plans do not count it."""
     recipe = resolved.recipe
+    without: list[tuple[str, Any, Any]] = [
+        (option.key, settings, option.off_value)
+        for option, settings in asked_options(recipe)
+        if option.typed_key and not option.training_args(settings)
+    ]
     for key, value, default in (
         ("loss", recipe.loss, "plain"),
         ("activation_offload", recipe.activation_offload, False),
-        ("fp8", recipe.fp8, False),
+        *without,
         ("z_loss", recipe.z_loss, 0.0),
-        ("run.ema", recipe.run.ema, None),
         ("label_smoothing", recipe.label_smoothing, 0),
         ("strategy.unsharded_blocks", recipe.strategy.unsharded_blocks, None),
     ):

@@ -12,7 +12,6 @@ from toolkit.reference.optimizers.base import Formula
 def formula_for(settings: Any, shape: tuple[int, ...], matrix: bool) -> Formula:
     """The formula of one weight. ``settings``: the recipe's section ``optimizer``. ``matrix``: a hidden matrix."""
     kind = optimizer_kind(getattr(settings, "name", "adamw"))
-    stochastic = getattr(settings, "rounding", None) == "stochastic"
-    module, _, name = (kind.stochastic if stochastic else kind.formula).partition(":")
+    module, _, name = (kind.formula if isinstance(kind.formula, str) else kind.formula(settings)).partition(":")
     made: Formula = getattr(importlib.import_module(module), name).of(settings, shape, matrix)
     return made

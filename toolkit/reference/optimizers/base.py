@@ -54,6 +54,11 @@ class Formula:
         """The formula of the weight of that name; the same unless the step depends on it."""
         return self
 
+    def mistakes(self, *before: Any, **settings: Any) -> list[tuple[str, After]]:
+        """What known mistakes make of the step: for each an id of the optimizer's ``diagnoses``, and the result. Takes
+        what ``step`` takes."""
+        return []
+
     def step(
         self,
         weight: torch.Tensor,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,6 +48,13 @@ class StochasticAdamW(AdamW):
 
     def named(self, name: str) -> Formula:
         return StochasticAdamW(self.betas, self.eps, name)
+
+    def mistakes(self, *before: Any, **settings: Any) -> list[tuple[str, After]]:
+        exact = super().step(*before, **settings)
+        nearest = After(exact.weight.bfloat16().double(), exact.moments)
+        # The two numbers beside the exact one are apart by at most an eps of it.
+        either = After(exact.weight, exact.moments, 2**-7 * exact.weight.abs())
+        return [("nearest-not-stochastic", nearest), ("rounded-by-other-bits", either)]
 
     def step(
         self, weight: torch.Tensor, gradient: torch.Tensor, state: Tensors | None, *, count: int, lr: float,

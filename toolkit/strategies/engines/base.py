@@ -21,7 +21,7 @@ from toolkit.model.batch_norm import batch_norms, statistics
 from toolkit.optim.adamw import step_count
 from toolkit.optim.adamw8bit import local
 from toolkit.optim.groups import make_optimizer
-from toolkit.optim.stochastic import Place, StochasticAdamW
+from toolkit.optim.placed import Place, PlacedOptimizer
 from toolkit.optimizers import optimizer_kind
 from toolkit.strategies.engines.claims import Claim
 from toolkit.strategies.engines.link import Pipeline
@@ -93,7 +93,7 @@ class Engine:
         self.scaler = self._make_scaler() if self.resolved.precision.loss_scaling else None
         self.engage(prepared)
         stepping = self.stepping()
-        if isinstance(stepping, StochasticAdamW):
+        if isinstance(stepping, PlacedOptimizer):
             for tensor, places in self._places_of_updates():
                 stepping.locate(tensor, places)
         give_back_memory()  # of whole weights and of copies that engines make while they shard

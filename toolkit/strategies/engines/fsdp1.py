@@ -16,7 +16,7 @@ from toolkit.errors import InputError
 from toolkit.machine import give_back_memory
 from toolkit.model.sources import fill, set_values, sources
 from toolkit.optim.adamw8bit import dense_moment, moment_dtype
-from toolkit.optim.stochastic import Place
+from toolkit.optim.placed import Place
 from toolkit.recipe.shared_weights import why_not_in_units
 from toolkit.strategies.engines.base import Engine, OptimizerState, counted_steps, owned
 from toolkit.strategies.engines.claims import Claim, connected_claim

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from toolkit.model.sources import Source, fill, sources
 from toolkit.optim.adamw8bit import dense_moment, local, moment_dtype
-from toolkit.optim.stochastic import Place
+from toolkit.optim.placed import Place
 from toolkit.optimizers import optimizer_kind
 from toolkit.strategies.engines.base import Engine, OptimizerState, on_host, owned
 from toolkit.strategies.engines.claims import Claim, connected_claim

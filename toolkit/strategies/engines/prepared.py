@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
 from toolkit.model.built import Built
 from toolkit.model.freezing import Frozen
-from toolkit.model.kernels import Replaced
 from toolkit.model.stages import Stage
 from toolkit.model.tensor import Division
 from toolkit.recipe.resolve import Resolved
@@ -21,12 +21,13 @@ class Prepared:
     model: nn.Module
     resolved: Resolved
     built: Built
-    decayed: frozenset[str]
+    decayed: frozenset[str] = frozenset()
+    """Names of the trained weights that decay."""
     blocks: list[tuple[str, nn.Module]] = field(default_factory=list)
     bases: dict[str, int] = field(default_factory=dict)
     """QLoRA: the quantised weights, elements by name."""
-    products: list[str] = field(default_factory=list)
-    """``fp8: true``: names of the linear layers that multiply in float8, before adapters wrapped them."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What each option of the recipe says of its change, by its name (``Option.prepare``)."""
     matrices: frozenset[str] = frozenset()
     """Names of the trainable hidden matrices."""
 
@@ -40,9 +41,6 @@ class Prepared:
 
     notes: list[str] = field(default_factory=list)
     """What the recipe's adapter is on, where the recipe does not say it in so many words."""
-
-    kernels: Replaced | None = None
-    """``model.kernels: liger``: what was replaced."""
 
     divisions: dict[str, Division] = field(default_factory=dict)
     """``strategy.mesh.tensor``: how each weight is divided of which this rank has a part, by name."""

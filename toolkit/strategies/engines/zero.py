@@ -15,7 +15,7 @@ from torch import nn
 from toolkit.errors import InputError
 from toolkit.model.nf4 import nf4_layers
 from toolkit.model.sources import Cast, Source, fill, set_values, source_of, sources
-from toolkit.optim.stochastic import Place
+from toolkit.optim.placed import Place
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import Engine, OptimizerState, Step

@@ -14,7 +14,7 @@ from torch import nn
 
 from toolkit.model.sources import Source, fill
 from toolkit.optim.adamw import step_count
-from toolkit.optim.stochastic import Place
+from toolkit.optim.placed import Place
 from toolkit.strategies.engines.base import on_host, owned
 from toolkit.strategies.engines.pieces import Piece, Values, span
 from toolkit.upstream import deepspeed as upstream

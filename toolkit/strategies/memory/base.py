@@ -16,6 +16,7 @@ from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.adapter_methods import adapter_reads_base
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.tokenizer_facts import added_tokens
+from toolkit.rooms import state_bytes
 
 EMBED, TAIL = -2, -1
 """Used as block numbers: the weights before the blocks (embeddings), and after (last norm, head, loss)."""
@@ -257,8 +258,8 @@ class MemoryModel:
     def moments(self, elements: int) -> int:
         """Bytes of the optimizer's state of this many elements, a part of all that train. In 8 bits: a code per element
         and a float32 scale per 256 (arXiv:2110.02861; toolkit/optim/adamw8bit.py). A factored state is whole on every
-        device (toolkit/optim/adafactor.py). ``run.ema`` adds a float32 average of each element."""
-        return self._state(elements) + (4 * elements if self.resolved.recipe.run.ema is not None else 0)
+        device (toolkit/optim/adafactor.py). What options keep of each element is added."""
+        return self._state(elements) + state_bytes(self.resolved.recipe, elements)
 
     def _state(self, elements: int) -> int:
         """Bytes of the optimizer's state alone."""

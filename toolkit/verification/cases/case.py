@@ -49,9 +49,9 @@ class Case:
         return resolve(Recipe.model_validate(self.recipe), self.source, device=self.device)
 
 
-def products_step(resolved: Resolved) -> int:
-    """The step whose float8 products are counted: the first; of compiled code the last, since what torch runs while it
-    compiles looks the same."""
+def counted_step(resolved: Resolved) -> int:
+    """The step in which operators of options are counted: the first; of compiled code the last, since what torch runs
+    while it compiles looks the same."""
     return STEPS - 1 if resolved.recipe.compile else 0
 
 

@@ -14,12 +14,14 @@ from typing import Any
 import torch
 
 from toolkit.errors import InputError
+from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.needs import NO_TOKENIZER
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Batch, Recipe
 from toolkit.recipe.tokenizer_facts import added_tokens
 from toolkit.recipe.varlenable import VARLEN
 from toolkit.reference.schedule import plain_learning_rate
+from toolkit.rooms import asked_options
 from toolkit.strategies import resolve
 from toolkit.tasks import task_of
 from toolkit.verification.cases.case import FULL_WINDOWS, OVERFLOW_STEP, STEPS, Case, PassName, compute_of
@@ -36,18 +38,18 @@ PACKED_LENGTH = 48
 def without_gpu_kernels(resolved: Resolved) -> tuple[Resolved, list[str]]:
     """On a CPU the recipe with torch's operators in place of kernels that need a GPU, and notes that say so; elsewhere
     the recipe itself."""
-    model = resolved.recipe.model
-    others, notes = {}, []
-    if resolved.device == "cpu" and model.kernels == "liger":
-        others["kernels"] = "torch"
-        notes.append("model.kernels: liger: verified with torch's operators, since Liger's kernels need a GPU")
-    if resolved.device == "cpu" and (model.attention or "").startswith("flash_attention"):
-        others["attention"] = "sdpa"
-        notes.append(f"model.attention: {model.attention}: verified with sdpa, since its kernels need a GPU")
-    if not others:
+    values, notes = resolved.recipe.model_dump(mode="json"), []
+    for option, _ in asked_options(resolved.recipe) if resolved.device == "cpu" else ():
+        if option.needs_gpu:
+            option.remove(values)
+            notes.append(option.needs_gpu)
+    attention = resolved.recipe.model.attention
+    if resolved.device == "cpu" and (attention or "").startswith("flash_attention"):
+        values["model"]["attention"] = "sdpa"
+        notes.append(f"model.attention: {attention}: verified with sdpa, since its kernels need a GPU")
+    if not notes:
         return resolved, []
-    recipe = resolved.recipe.model_copy(update={"model": model.model_copy(update=others)})
-    return resolve(recipe, resolved.source, device=resolved.device), notes
+    return resolve(Recipe.model_validate(values), resolved.source, device=resolved.device), notes
 
 
 def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
@@ -82,9 +84,8 @@ def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
     values["run"] |= {"max_steps": STEPS, "epochs": None, "save_every": 0, "eval_every": 0, "trackers": []}
     values["run"] |= {"early_stopping": None, "eval_at_start": False, "metric": "eval_loss",
                       "sample_prompts": []}  # nothing is evaluated  # fmt: skip
-    if (ema := values["run"]["ema"]) is not None:
-        # Within a few steps the average begins, and changes by more than it is rounded.
-        ema |= {"decay": min(ema["decay"], 0.9), "every": min(ema["every"], 2), "start": min(ema["start"], 1)}
+    for option, _ in asked_options(resolved.recipe):
+        option.shorten(values)
     values["machine"]["device"] = resolved.device
     values["schedule"] |= _warmed_up(resolved) | _decayed(resolved)
     if resolved.recipe.optimizer.base_global_batch is not None:
@@ -109,12 +110,16 @@ def _warmed_up(resolved: Resolved) -> dict[str, Any]:
 
 
 def make_case(values: dict[str, Any], resolved: Resolved, pass_name: PassName, folder: Path) -> Case:
-    """The case of one pass: ``logic`` runs everything in float32 (no product in float8, no rounding by chance, no
+    """The case of one pass: ``logic`` runs everything in float32 (no option that rounds, no rounding by chance, no
     attention that takes 16 bits alone), ``precision`` as the recipe says."""
     values = dict(values)
     if pass_name == "logic":
-        values |= {"precision": "fp32", "fp8": False}
-        values["optimizer"] = {key: value for key, value in values["optimizer"].items() if key != "rounding"}
+        values["precision"] = "fp32"
+        for option, _ in asked_options(resolved.recipe):
+            if option.rounds:
+                option.remove(values)
+        left_out = optimizer_kind(resolved.recipe.optimizer.name).keys_of_16_bits
+        values["optimizer"] = {key: value for key, value in values["optimizer"].items() if key not in left_out}
         if resolved.device == "cuda" and values["model"]["attention"] == VARLEN:
             values["model"] = values["model"] | {"attention": "sdpa"}
     small = resolve(Recipe.model_validate(values), resolved.source, device=resolved.device)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from toolkit.reference.loop import Window
+from toolkit.rooms import option_named
 from toolkit.verification.cases.case import SAVE_AFTER
 from toolkit.verification.compare.evaluation import exported_averages
 from toolkit.verification.compare.ledger import resumed_ledger
@@ -82,7 +83,7 @@ def round_trip(
         stage.measures.append(Measure("resume", SAVE_AFTER, float("inf"), 0.0))
         return stage
     stage.measures += _tensors(SAVE_AFTER, "reloaded", whole[0], resumed.weights, resumed.states, 0.0)
-    stage.measures += _averages(SAVE_AFTER, "reloaded", whole[0], resumed.averages, 0.0)
+    stage.measures += _shadows(SAVE_AFTER, "reloaded", whole[0], resumed.averages, 0.0)
     runs = [rank.resumed or RunTrace() for rank in ranks]
     stage.measures += [replace(m, phase="resumed") for m in resumed_ledger(runs, windows, task, SAVE_AFTER)]
     stage.measures += _statistics(SAVE_AFTER, "reloaded", whole[0].statistics, resumed.statistics, 0.0)
@@ -101,7 +102,7 @@ def round_trip(
                 error = float("inf") if other is None else _error(other, gradient)
             stage.measures.append(Measure("gradient-after-resume", step, error, tolerance, name, phase="resumed"))
         stage.measures += _tensors(step, "resumed", straight, again.weights, again.states, tolerance)
-        stage.measures += _averages(step, "resumed", straight, again.averages, tolerance)
+        stage.measures += _shadows(step, "resumed", straight, again.averages, tolerance)
         stage.measures += _statistics(step, "resumed", straight.statistics, again.statistics, tolerance)
     stage.measures += _exported(ranks[0].exported)
     stage.measures += exported_averages(ranks[0], settings)
@@ -147,14 +148,19 @@ def _tensors(
     return found
 
 
-def _averages(
-    step: int, phase: str, right: StepTrace, averages: Mapping[str, torch.Tensor], tolerance: float
+def _shadows(
+    step: int, phase: str, right: StepTrace, seen: Mapping[str, torch.Tensor], tolerance: float
 ) -> list[Measure]:
-    found = []
-    for name, average in right.averages.items():
-        error = _error(averages[name], average) if name in averages else float("inf")
-        found.append(Measure("average", step, error, tolerance, name, phase=phase))
-    return found
+    """What options keep of the weights."""
+    measures = []
+    for tensor, value in right.averages.items():
+        name, _, keeper = tensor.rpartition(".")
+        option = option_named(keeper)
+        assert option is not None
+        assert option.shadow is not None
+        error = _error(seen[tensor], value) if tensor in seen else float("inf")
+        measures.append(Measure(option.shadow.noun, step, error, tolerance, name, phase=phase))
+    return measures
 
 
 def _statistics(

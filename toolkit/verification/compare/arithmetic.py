@@ -1,6 +1,6 @@
 """What a right candidate's numbers may differ by, where it computes each micro-batch by the plain loop's operations.
 
-The micro-batch itself then comes out equal bit for bit, in 16 bits and float8 too. What is left is the order of sums
+The micro-batch itself then comes out equal bit for bit, in 16 bits and fewer too. What is left is the order of sums
 over micro-batches and ranks, whose rounding has a bound; no correct run can exceed it, so a verdict has no chance of a
 false alarm to account for. Where operations are free to differ (a GPU's kernels, compiled blocks, a fused loss in
 several chunks), the tolerance is measured: ``noise.Noise``.
@@ -18,6 +18,7 @@ from toolkit.recipe.mesh import stage_blocks
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.loop import PlainLoop, Window
 from toolkit.reference.order import Order
+from toolkit.rooms import asked_options
 
 
 def order_of(resolved: Resolved, config: Any = None, blocks: int = 0) -> Order:
@@ -50,12 +51,11 @@ def why_measured(resolved: Resolved, windows: list[Window], vocabulary: int, sta
         return f"{resolved.recipe.strategy.name} may compute in another order"
     if resolved.device != "cpu":
         return "a GPU's kernels may sum in another order"
-    if resolved.recipe.fp8:
-        return "a kernel of float8 products may sum in another order"
+    for option, _ in asked_options(resolved.recipe):
+        if option.reorders:
+            return option.reorders
     if resolved.recipe.compile:
         return "compiled blocks may compute in another order"
-    if resolved.recipe.model.kernels == "liger":
-        return "Liger's kernels may compute in another order"
     if resolved.mesh.tensor > 2:
         return "a collective adds up parts of hidden states of more than two ranks"
     if statistics and resolved.world_size > 2:

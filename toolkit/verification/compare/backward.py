@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from toolkit.reference.context import by_row
-from toolkit.verification.cases.case import products_step
+from toolkit.verification.cases.case import counted_step
 from toolkit.verification.compare.arithmetic import loss_bound, sum_bounds
 from toolkit.verification.compare.measure import Measure, Stage, finite
 from toolkit.verification.compare.noise import NO_SIGNAL, Noise, relative_error
@@ -31,8 +31,8 @@ class Replayed:
     gradients: list[dict[str, torch.Tensor]]
     bounds: list[dict[str, float]] = field(default_factory=list)
     """By step and tensor, how far sums of the same terms can be apart; none where more than sums may differ."""
-    from_bf16: list[Deviation] = field(default_factory=list)
-    """``fp8: true``: how far its loss and gradient are from bf16's, by step."""
+    from_unrounded: list[Deviation] = field(default_factory=list)
+    """With options that round: how far loss and gradient are from those without them, by step."""
     from_natural: list[Deviation] = field(default_factory=list)
     """How far loss and gradient in the candidate's order of operations are from those in the plain loop's own, by
     step; none where the orders are the same."""
@@ -44,8 +44,8 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Deviation:
-    """Of the plain loop with products in float8 from the same without, relative, in the 2-norm: of the losses of a
-    step's micro-batches, and of its whole gradient."""
+    """Of the plain loop from the same without options that round, or in another order, relative, in the 2-norm: of the
+    losses of a step's micro-batches, and of its whole gradient."""
 
     step: int
     loss: float
@@ -65,7 +65,8 @@ def replay(ranks: Sequence[RankTrace], reference: Reference, overflow_step: int 
     float32 = reference.loop.compute_dtype == torch.float32
     noisy = _noisy_steps(ranks, reference, overflow_step) if not exact or float32 else set()
     for step in run.steps:
-        reference.forget_products()
+        for plain in reference.options.values():
+            plain.reset(reference.loop.model)
         scale = _scale(step.step, overflow_step, step.loss_scale)
         reference.set_statistics(statistics)
         losses, gradients = reference.gradient(step.step, weights, scale)
@@ -74,11 +75,11 @@ def replay(ranks: Sequence[RankTrace], reference: Reference, overflow_step: int 
         replayed.gradients.append(gradients)
         if exact:
             replayed.bounds.append(sum_bounds(reference.loop, reference.windows[step.step]))
-        if reference.resolved.recipe.fp8:
-            if step.step == products_step(reference.resolved):
-                reference.count_products()
-            bf16 = reference.without_fp8(step.step, weights, scale)
-            replayed.from_bf16.append(_deviation(step.step, (losses, gradients), bf16))
+        if step.step == counted_step(reference.resolved):
+            reference.count_operators()
+        if reference.rounding:
+            unrounded = reference.without_rounding(step.step, weights, scale)
+            replayed.from_unrounded.append(_deviation(step.step, (losses, gradients), unrounded))
         if step.step in noisy or (len(run.steps) == 1 and not exact):
             reference.measure_noise(step.step, weights, scale)
         if exact and reorders and step.step != overflow_step:
@@ -127,12 +128,12 @@ def _reordered(step: int, errors: dict[str, tuple[float, float]], noise: Noise, 
     return found
 
 
-def _deviation(step: int, fp8: tuple, bf16: tuple) -> Deviation:
+def _deviation(step: int, seen: tuple, without: tuple) -> Deviation:
     def whole(gradients: dict[str, torch.Tensor]) -> torch.Tensor:
-        return torch.cat([gradients[name].double().flatten() for name in bf16[1]])
+        return torch.cat([gradients[name].double().flatten() for name in without[1]])
 
-    losses = relative_error(torch.tensor(fp8[0]), torch.tensor(bf16[0]))
-    return Deviation(step, losses, relative_error(whole(fp8[1]), whole(bf16[1])))
+    losses = relative_error(torch.tensor(seen[0]), torch.tensor(without[0]))
+    return Deviation(step, losses, relative_error(whole(seen[1]), whole(without[1])))
 
 
 def _scale(step: int, overflow_step: int | None, scale: float) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from toolkit.data.collate import sample_spans
 from toolkit.optimizers import optimizer_kind
@@ -12,8 +11,7 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.rooms import asked_options
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.claims import Claim
-from toolkit.strategies.engines.float8 import FLOAT8_LAYERS
-from toolkit.verification.cases.case import Case, products_step
+from toolkit.verification.cases.case import Case
 from toolkit.verification.cases.samples import uneven
 from toolkit.verification.compare.measure import Stage
 from toolkit.verification.compare.pipeline import schedule_claims
@@ -26,18 +24,18 @@ def engagement(
     ranks: Sequence[RankTrace], case: Case, resolved: Resolved, reference: Reference, stages: Sequence[Stage]
 ) -> list[Claim]:
     """Every claim of the recipe, with what was seen."""
-    # What ranks claim of their float8 layers is held against the plain loop's below.
+    # What ranks claim of these is held against the plain loop's below.
+    compared = {one for option, _ in asked_options(resolved.recipe) for one in option.compared_claims}
     claims = [claim for rank in ranks for claim in rank.claims
-              if (rank.rank == 0 and claim.id != FLOAT8_LAYERS) or not claim.ok]  # fmt: skip
+              if (rank.rank == 0 and claim.id not in compared) or not claim.ok]  # fmt: skip
     claims += _trainable(ranks, reference)
     claims += _dtypes(ranks, resolved)
     claims += _block_inputs(ranks, reference)
     claims += _recomputation(ranks, resolved, reference)
     claims += _offloaded(ranks, resolved, reference)
     claims += _fused(ranks, resolved)
-    claims += _options(ranks, resolved)
+    claims += _options(ranks, resolved, reference)
     claims += _compiled(ranks, resolved)
-    claims += _float8(ranks, resolved, reference)
     claims += _collectives(ranks, resolved)
     claims += schedule_claims(ranks, resolved)
     claims += _ties(ranks, reference)
@@ -139,9 +137,13 @@ def _fused(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     return [Claim("fused-loss", "losses without logits", "every micro-batch", seen, ok)]
 
 
-def _options(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
+def _options(ranks: Sequence[RankTrace], resolved: Resolved, reference: Reference) -> list[Claim]:
     claims = []
     for option, _ in asked_options(resolved.recipe):
+        if option.seen_by == "operators":
+            claims += option.engaged(ranks, resolved, reference.counted[option.name])
+        if option.claim is None or option.seen_by != "calls":
+            continue
         calls = [(rank.options[option.name], rank.forwards) for rank in ranks]
         seen = ", ".join(f"{active} of {forwards}" for active, forwards in calls)
         ok = all(active == forwards > 0 for active, forwards in calls)
@@ -170,32 +172,6 @@ def _compiled(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
                 Claim("compiled", "blocks run compiled", f"{right} calls, a graph or more for each", observed, ok)
             )
     return claims
-
-
-def _float8(ranks: Sequence[RankTrace], resolved: Resolved, reference: Reference) -> list[Claim]:
-    """As many layers as the plain loop rounds the products of, and as many products as it took in one step, seen where
-    torch runs them. A recomputed block multiplies once more; compiled code may, too."""
-    if not resolved.recipe.fp8:
-        return []
-    right = str(reference.float8_layers)
-    claims = [
-        replace(claim, expected=right, ok=claim.ok and claim.seen == right)
-        for claim in ranks[0].claims
-        if claim.id == FLOAT8_LAYERS
-    ]
-    forward, backward = reference.products
-    full = resolved.recipe.activation_checkpointing == "full"
-    seen = sum(rank.float8 for rank in ranks)
-    least = forward + backward + (reference.recomputed if full else 0)
-    most = forward + backward + (forward if full else 0)
-    ok = seen >= forward + backward > 0 if resolved.recipe.compile else 0 < least <= seen <= most
-    expected = f"{forward + backward} or more" if resolved.recipe.compile else str(most)
-    if least < most and not resolved.recipe.compile:
-        expected = f"{least} to {most}"
-    return [
-        *claims,
-        Claim("float8-products", f"float8 products in step {products_step(resolved) + 1}", expected, str(seen), ok),
-    ]
 
 
 def _collectives(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:

@@ -33,8 +33,9 @@ was above 0.66 of the whole tolerance."""
 
 
 SHAKEN_COMPONENTS = 8
-"""Of the error between two runs whose float8 operands differ by roundings: it has many. The squares of 24 draws varied
-as those of 40 (llama) and 43 (qwen3) components do, in the least certain tensors as those of 5.5 and 8.7.
+"""Of the error between two runs whose operands differ by roundings before they are rounded to 8 bits: it has many. The
+squares of 24 draws varied as those of 40 (llama) and 43 (qwen3) components do, in the least certain tensors as those of
+5.5 and 8.7.
 
 Where only the loss of a recorded call rounds otherwise, 48 draws of each tensor varied as those of 159 (llama), 37
 (gpt2) and 87 components (qwen3), in the least certain tensors as those of 22, 15 and 5.6; under autocast 117, 28 and
@@ -115,11 +116,11 @@ class Noise:
     """Of the run with the loss multiplied by the number of ranks: no draw but what such a candidate does."""
     perturbed: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     shaken: dict[str, Draws] = field(default_factory=lambda: defaultdict(Draws))
-    """Products in float8: of runs in which every operand was off by one rounding before it was rounded to float8. A
-    candidate whose operands differ at all comes near it: values fall to other float8 numbers. Recordings whose outputs
-    are equal: of runs in which the loss rounds otherwise."""
+    """Options that round operands to fewer bits: of runs in which every operand was off by one rounding before. A
+    candidate whose operands differ at all comes near it: values fall to other numbers. Recordings whose outputs are
+    equal: of runs in which the loss rounds otherwise."""
     rounded: dict[str, Draws] = field(default_factory=lambda: defaultdict(Draws))
-    """Compiled blocks, and Liger's kernels: of runs in which results of their operations were off by a rounding."""
+    """Compiled blocks, and options that fuse: of runs in which results of their operations were off by a rounding."""
     eps: float = torch.finfo(torch.float32).eps
     compute_eps: float = torch.finfo(torch.float32).eps
     comparisons: int = 1

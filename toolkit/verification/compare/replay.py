@@ -16,11 +16,11 @@ from toolkit.model.load import input_weight
 from toolkit.reference.batch_norm import running_statistics
 from toolkit.reference.context import Mistake, by_row, joined
 from toolkit.reference.extras import Extras
-from toolkit.reference.fp8 import rounded_layers, shaken, unrounded
 from toolkit.reference.loop import PlainLoop, Window
 from toolkit.reference.model import plain_decayed, plain_model
 from toolkit.reference.order import NATURAL
 from toolkit.reference.roundings import other_roundings
+from toolkit.rooms import asked_options
 from toolkit.training.session import seed_micro_batch
 from toolkit.verification.cases.case import Case, compute_of
 from toolkit.verification.cases.samples import expected_windows
@@ -38,7 +38,7 @@ from toolkit.verification.compare.rearrange import (
 from toolkit.verification.record.block_inputs import BlockInputs, watched_inputs
 
 DRAWS = 8
-"""Random orders and splits, and of float8 operands random roundings, at each step that noise is measured at."""
+"""Random orders and splits, and random roundings where options round, at each step that noise is measured at."""
 
 
 class Reference:
@@ -71,9 +71,13 @@ class Reference:
             self.resolved, self.windows, self._vocabulary(), self._depends_on_batch()
         )
         """Why the candidate's operations may have another order; None where they may not."""
-        self.float8_layers, self.products = 0, (0, 0)
-        self.recomputed = 0
-        """Forward products, at least, that recomputing whole blocks runs again."""
+        asked = [option for option, _ in asked_options(self.resolved.recipe)]
+        self.options = {option.name: plain for option, plain in zip(asked, self.loop.extras.options, strict=True)}
+        """The options' parts of the plain loop, by name."""
+        self.rounding = [self.options[option.name] for option in asked if option.rounds]
+        self.fuses = self.resolved.recipe.compile or any(option.fuses for option in asked)
+        self.counted: dict[str, Any] = {}
+        """What each option counted in the step where its operators are counted."""
         self.noise = Noise(
             eps=torch.finfo(getattr(torch, self.resolved.precision.trainable)).eps,
             compute_eps=torch.finfo(self.loop.compute_dtype).eps,
@@ -106,24 +110,19 @@ class Reference:
         """A step's micro-batches, of which each has its rows whole."""
         return joined(self.windows[step])
 
-    def without_fp8(
+    def without_rounding(
         self, step: int, weights: dict[str, torch.Tensor], loss_scale: float = 1.0
     ) -> tuple[list[float], dict[str, torch.Tensor]]:
-        """``gradient`` of the same model whose products are not rounded to float8."""
-        with unrounded(self.loop.model):
+        """``gradient`` of the same model without options that round to fewer bits."""
+        with contextlib.ExitStack() as stack:
+            for plain in self.rounding:
+                stack.enter_context(plain.without(self.loop.model))
             return self.gradient(step, weights, loss_scale)
 
-    def forget_products(self) -> None:
-        """Count the products that are rounded to float8 from here on."""
-        for layer in rounded_layers(self.loop.model).values():
-            layer.products = layer.backward_products = 0
-
-    def count_products(self) -> None:
-        """Note how many there were since: ``products``, forward and backward."""
-        layers = rounded_layers(self.loop.model).values()
-        self.float8_layers = len(layers)
-        self.products = sum(one.products for one in layers), sum(one.backward_products for one in layers)
-        self.recomputed = sum(_recomputed(block) for _, block in self.blocks)
+    def count_operators(self) -> None:
+        """Note what options have counted since they were reset."""
+        blocks = [block for _, block in self.blocks]
+        self.counted = {name: plain.count(self.loop.model, blocks) for name, plain in self.options.items()}
 
     def set_weights(self, weights: dict[str, torch.Tensor]) -> None:
         """Take the candidate's weights: those that train here too."""
@@ -172,11 +171,11 @@ class Reference:
             if proven:
                 apart = _distances(plain, self._run(rows_apart(window), step, loss_scale))
                 noise.apart[step] = {name: error for name, (error, _) in apart.items()}
-            if self.resolved.recipe.fp8:
+            for option in self.rounding:
                 for seed in range(DRAWS):
-                    with shaken(self.loop.model, seed):
+                    with option.shaken(self.loop.model, seed):
                         _differ(noise.shaken, plain, self._run(same, step, loss_scale), noise.eps)
-            if self.resolved.recipe.compile or self.resolved.recipe.model.kernels == "liger":
+            if self.fuses:
                 for seed in range(DRAWS):
                     with other_roundings(self.loop.blocks, seed):
                         _differ(noise.rounded, plain, self._run(same, step, loss_scale), noise.eps)
@@ -373,15 +372,6 @@ def _distances(plain: tuple, other: tuple) -> dict[str, tuple[float, float]]:
         if error != float("inf"):
             found[name] = error, (other_gradients[name].double() - gradient.double()).norm().item()
     return found
-
-
-def _recomputed(block: torch.nn.Module) -> int:
-    """Float8 products of a block that its recomputation runs again. It ends with the last tensor that the backward
-    needs: in the first block of a model whose attention and MLP are side by side the MLP has no gradient where it
-    does not train, and is not run again."""
-    layers = rounded_layers(block).values()
-    last = max((one.ran for one in layers if one.backward_products), default=-1)
-    return sum(one.products for one in layers if one.ran <= last)
 
 
 def _tied(model: torch.nn.Module) -> list[list[str]]:

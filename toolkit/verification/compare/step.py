@@ -15,11 +15,11 @@ import torch
 
 from toolkit.optim.adamw8bit import SIGNED
 from toolkit.recipe.resolve import Resolved
-from toolkit.recipe.schema import Ema
-from toolkit.reference.extras import plain_average
 from toolkit.reference.optimizers.base import After
+from toolkit.reference.option import PlainOption
 from toolkit.reference.rules import Rule, plain_rules
 from toolkit.reference.schedule import plain_learning_rate, plain_peak
+from toolkit.rooms import Option, shadowing_options
 from toolkit.strategies.engines.base import OptimizerState
 from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.compare.noise import SAFETY, relative_error
@@ -38,16 +38,16 @@ def optimizer_stages(
     overflow_step: int | None,
     begun: int = 0,
     matrices: frozenset[str] = frozenset(),
-    ema: Ema | None = None,
 ) -> list[Stage]:
     """The stages clip, update, optimizer-state and schedule. ``begun``: updates before the first of these steps.
-    ``matrices``: the trained hidden matrices. ``ema``: the recipe's ``run.ema``."""
+    ``matrices``: the trained hidden matrices."""
     clip, update, state, schedule = Stage("clip"), Stage("update"), Stage("optimizer-state"), Stage("schedule")
     run = ranks[0].run
     weights, states = run.weights, run.states
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
     warmup = resolved.recipe.schedule.warmup_steps or 0
     rules = plain_rules(resolved.recipe.optimizer, shapes, decayed, matrices, warmup)
+    shadows = [(option, option.plain(settings)) for option, settings in shadowing_options(resolved.recipe)]
     clipped, updates, averages = [], begun, run.averages
     for taken in run.steps:
         forced = taken.step == overflow_step
@@ -64,9 +64,9 @@ def optimizer_stages(
             updates += 1
             if one.expected_coefficient < 1:
                 clipped.append(taken.step + 1)
-        if ema is not None:
-            update.measures += _averages(taken, averages, ema, updates)
-            averages = taken.averages or averages
+        for option, plain in shadows:
+            update.measures += _shadow(taken, averages, option, plain, updates)
+        averages = taken.averages or averages
         weights, states = taken.weights, taken.states
     if resolved.max_grad_norm > 0:
         numbers = ", ".join(map(str, clipped))
@@ -99,24 +99,24 @@ def _rates(taken: StepTrace, resolved: Resolved, rules: dict[str, Rule], updates
     return found
 
 
-def _averages(taken: StepTrace, before: Tensors, settings: Ema, updates: int) -> list[Measure]:
-    """The change of each weight's average, or that there is none where the step was skipped."""
-    found = []
+def _shadow(taken: StepTrace, before: Tensors, option: Option, plain: PlainOption, updates: int) -> list[Measure]:
+    """The change of what an option keeps of each weight, or that there is none where the step was skipped."""
+    assert option.shadow is not None
+    kind, measures = option.shadow.noun, []
     eps = torch.finfo(torch.float32).eps
     for name, weight in taken.weights.items():
-        if taken.skipped or name not in taken.averages:
+        tensor = f"{name}.{option.name}"
+        if taken.skipped or tensor not in taken.averages:
             missing = not taken.skipped
-            found.append(Measure("average", taken.step, math.inf if missing else 0.0, 0.0, name))
+            measures.append(Measure(kind, taken.step, math.inf if missing else 0.0, 0.0, name))
             continue
-        right = plain_average(before[name], weight, updates, settings)
-        # The average errs by three roundings of numbers of its own size: those of the difference from the weight, of
-        # what is added of it, and of the sum.
-        change = (right - before[name].double()).norm().item()
-        rounding = 3 * eps * max(right.norm().item(), weight.double().norm().item())
-        error = (taken.averages[name].double() - right).norm().item()
+        expected = plain.shadow(before[tensor], weight, updates)
+        change = (expected - before[tensor].double()).norm().item()
+        rounding = plain.roundings * eps * max(expected.norm().item(), weight.double().norm().item())
+        error = (taken.averages[tensor].double() - expected).norm().item()
         scale = change or 1.0
-        found.append(Measure("average", taken.step, error / scale, rounding / scale, name, eps))
-    return found
+        measures.append(Measure(kind, taken.step, error / scale, rounding / scale, name, eps))
+    return measures
 
 
 def _compare_unchanged(taken: StepTrace, weights: Tensors, states: States, update: Stage, state: Stage) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from toolkit.rooms import all_options
+
 KINDS: dict[str, tuple[str, str]] = {
     # data
     "conversation-ids": ("conversation {row}", "its token ids are not the tokenizer's"),
@@ -34,11 +36,6 @@ KINDS: dict[str, tuple[str, str]] = {
         "ranks {ranks} have other samples than the ranks they share a part with",
     ),
     "samples-once": ("samples", "{repeated} samples occur twice in one step"),
-    # products
-    "product": (
-        "{name}: {product}",
-        "in roundings off the product of the same operands, rounded to float8 by the definition",
-    ),
     # forward
     "initial-weight": ("{name} at the start", "the first weights"),
     "loss": ("loss", "loss {seen:.7g}, {expected:.7g} expected"),
@@ -67,7 +64,6 @@ KINDS: dict[str, tuple[str, str]] = {
     "tensor-coefficient": ("{name}", "gradients were multiplied by {seen:.7g}, {expected:.7g} expected"),
     # update
     "update": ("{name}", ""),
-    "average": ("{name} average", "the moving average of the weights"),
     "update-of-skipped-step": ("{name}", "a skipped step changed it"),
     # optimizer-state
     "state-missing": ("{name}", "no optimizer state"),
@@ -111,14 +107,20 @@ KINDS: dict[str, tuple[str, str]] = {
     "moment-precision": ("precision of the moments", "{a} in A, {b} in B"),
     "stored-learning-rate": ("learning rate", "{a} in A, {b} in B"),
 }
-"""By kind: what was compared, and what was observed."""
+"""By kind: what was compared, and what was observed; options have words for their own."""
 
 
 def label(kind: str, name: str, phase: str, facts: Mapping[str, Any]) -> str:
     """What was compared, for example ``resumed lm_head.weight exp_avg``."""
-    return f"{phase} {KINDS[kind][0].format(name=name, **facts)}".strip()
+    return f"{phase} {_words(kind)[0].format(name=name, **facts)}".strip()
 
 
 def sentence(kind: str, name: str, facts: Mapping[str, Any]) -> str:
     """What was observed."""
-    return KINDS[kind][1].format(name=name, **facts)
+    return _words(kind)[1].format(name=name, **facts)
+
+
+def _words(kind: str) -> tuple[str, str]:
+    if kind in KINDS:
+        return KINDS[kind]
+    return next(kinds[kind] for option in all_options().values() if kind in (kinds := option.kinds()))

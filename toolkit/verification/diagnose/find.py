@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from toolkit.reference.extras import Extras
-from toolkit.rooms import all_options
+from toolkit.rooms import Option, all_options, asked_options, shadows
 from toolkit.strategies.engines.claims import Claim
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import IGNORED
@@ -39,7 +39,8 @@ def diagnose(found: Pass, case: Case) -> Diagnosis | None:
     if difference is None or (found.unproven and difference[0].name == "round-trip"):
         return _unproven(found.unproven)
     # What differs follows from these.
-    if causes := [c for c in found.unproven if c.id in _CAUSES_OF_DIFFERENCES]:
+    of_options = {name for option in all_options().values() for name in _claims_of(option)}
+    if causes := [c for c in found.unproven if c.id in _CAUSES_OF_DIFFERENCES | of_options]:
         return _unproven(causes)
     stage, measure = difference
     cause = _FINDERS.get(stage.name, _none)(found, case, stage, measure)
@@ -54,7 +55,7 @@ def _none(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis 
 
 
 def _unproven(claims: Sequence[Claim]) -> Diagnosis | None:
-    diagnoses = _CLAIMS | {option.claim[0]: option.missing for option in all_options().values()}
+    diagnoses = _CLAIMS | {name: option.missing for option in all_options().values() for name in _claims_of(option)}
     for claim in claims:
         if claim.id in diagnoses:
             seen = claim.seen[:160]
@@ -65,12 +66,14 @@ def _unproven(claims: Sequence[Claim]) -> Diagnosis | None:
     return None
 
 
+def _claims_of(option: Option) -> tuple[str, ...]:
+    return *(option.claim or ())[:1], *option.compared_claims
+
+
 _CLAIMS = {
     "block-inputs": "block-inputs-cast",
     "nf4-weights": "base-not-quantised",
     "nf4-bits": "base-not-quantised",
-    "float8-layers": "float8-products-missing",
-    "float8-products": "float8-products-missing",
     "strategy": "strategy-not-active",
     "model-wrapped": "strategy-not-active",
     "engine": "strategy-not-active",
@@ -101,7 +104,7 @@ _CLAIMS = {
     "dtype": "wrong-dtype",
 }
 """The diagnosis by the claim without evidence."""
-_CAUSES_OF_DIFFERENCES = {"block-inputs", "float8-layers", "float8-products", "schedule"}
+_CAUSES_OF_DIFFERENCES = {"block-inputs", "schedule"}
 
 
 _SAMPLES = {
@@ -213,11 +216,8 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
 
 
 def _products(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
-    of_step = [m for m in stage.measures if m.step == measure.step]
-    wrong = [m for m in of_step if not m.ok]
-    kinds = ", ".join(sorted({m.facts["product"] for m in wrong}))
-    facts = {"step": measure.step + 1, "count": len(wrong), "all": len(of_step), "kinds": kinds}
-    return Diagnosis("float8-product-wrong", facts)
+    causes = (option.diagnose(stage, measure) for option, _ in asked_options(case.resolved().recipe))
+    return next((cause for cause in causes if cause is not None), None)
 
 
 def _leaks(found: Pass, measure: Measure) -> bool:
@@ -321,8 +321,8 @@ def _round_trip(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diag
         return Diagnosis("step-count-not-restored", facts)
     if "frozen-weights" in kinds:
         return Diagnosis("frozen-weights-not-restored", facts)
-    if kinds == {"average"}:
-        return Diagnosis("average-not-restored", facts)
+    if kinds <= shadows().keys():
+        return Diagnosis(shadows()[wrong[0].kind].lost, facts)
     if kinds == {"exported-average"}:
         return Diagnosis("export-not-average", {"count": len(wrong), "first": wrong[0].name})
     if wrong[0].kind == "logits":

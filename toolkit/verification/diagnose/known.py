@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from toolkit.optimizers import optimizer_kind, optimizer_names
 from toolkit.rooms import all_options
 
 
@@ -30,7 +31,6 @@ _EVIDENCE = {
         "torch 2.13.0, FSDP: cast_forward_inputs, True by default in FSDP2",
     ),
     "base-not-quantised": Known("the base weights are not in 4 bits", MISSING),
-    "float8-products-missing": Known("some products of the recipe's layers are not in float8", MISSING),
     "strategy-not-active": Known(
         "the strategy is not active", MISSING, "accelerate 1.15.0 on a machine without a GPU runs DDP instead",
     ),
@@ -155,8 +155,6 @@ _FORWARD = {
         "tokens that stand for an image are supervised",
         "step {step}: {count} labels of rank {rank} are at places of an image",
     ),
-    "float8-product-wrong": Known("a float8 product differs from that of its operands: scale, format or layout",
-                                  "step {step}: {count} of {all} products ({kinds})"),
 }  # fmt: skip
 
 _SCALED = "every gradient is {factor:.5g} times the right one"
@@ -264,21 +262,12 @@ _STEP = {
                              "all {count} wrong weights are bf16 numbers", "accelerate#2624, accelerate#3979"),
     "decays-spared-weights": Known("weight decay is applied to weights that the groups exclude",
                                    "{count} of them, first {first}"),
-    "average-wrong": Known(
-        "the moving average of the weights is not what run.ema says", "{count} averages differ, first {first}",
-    ),
     "weight-decay-missing": Known("weight decay is missing", "{count} weights that should decay, first {first}",
                                   "peft#3503"),
     "moments-in-bf16": Known("Adam's moments are kept in bf16", "all {count} moments are bf16 numbers",
                              "AReaL#1292"),
     "moments-not-nearest": Known("8-bit moments are not the nearest codes of their values",
                                  "{count} moments, first {first}"),
-    "nearest-not-stochastic": Known("weights are rounded to nearest, not stochastically",
-                                    "{count} weights, first {first}"),
-    "rounded-by-other-bits": Known(
-        "weights are rounded stochastically by other bits than those of their name, step and place",
-        "{count} weights, first {first}",
-    ),
     "rate-of-a-group": Known(
         "the learning rate of a parameter group is ignored",
         "the parameters of optimizer.groups[{group}] have {seen}, the rate of all others, instead of {expected:.6g}",
@@ -302,7 +291,6 @@ _AFTER = {
                                    "DeepSpeed#4321, DeepSpeed#7985"),
     "ranks-diverged": Known("ranks have diverged", "{first}: {measure}"),
     "resumed-samples": Known("the resumed run reads other samples", "{differing}"),
-    "average-not-restored": Known("the moving average of the weights is not restored", "{differing}"),
     "step-count-not-restored": Known("the optimizer's step count is not restored", "{differing}", "DeepSpeed#4396"),
     "frozen-weights-not-restored": Known("frozen weights are not restored", "{differing}", "DeepSpeed#3090"),
     "export-not-average": Known(
@@ -356,5 +344,8 @@ _OWN: dict[str, Known] = _EVIDENCE | _SAMPLES | _DATA | _FORWARD | _GRADIENT | _
 
 
 def known() -> dict[str, Known]:
-    """Every diagnosis by id, those of options too."""
-    return _OWN | {name: one for option in all_options().values() for name, one in option.diagnoses().items()}
+    """Every diagnosis by id, those of options and optimizers too."""
+    optimizers = [optimizer_kind(name).diagnoses for name in optimizer_names()]
+    of_optimizers = {name: Known(*words) for diagnoses in optimizers for name, words in diagnoses.items()}
+    of_options = {name: one for option in all_options().values() for name, one in option.diagnoses().items()}
+    return _OWN | of_optimizers | of_options

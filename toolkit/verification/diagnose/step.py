@@ -1,17 +1,16 @@
-"""Causes of a wrong clip, update, optimizer state or learning rate, of ranks that differ, and of weights that are
-rounded otherwise than `optimizer.rounding` says."""
+"""Causes of a wrong clip, update, optimizer state or learning rate, and of ranks that differ."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
 
 from toolkit.recipe.resolve import Resolved
-from toolkit.reference.optimizers.adamw import AdamW
 from toolkit.reference.optimizers.muon import MatrixMuon, newton_schulz
-from toolkit.reference.optimizers.stochastic import StochasticAdamW
 from toolkit.reference.schedule import plain_learning_rate, plain_peak
+from toolkit.rooms import shadows
 from toolkit.verification.cases.case import Case
 from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.diagnose.diagnosis import Diagnosis
@@ -48,13 +47,13 @@ def update_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> Dia
     """From what the weights did in place of the right update."""
     run = found.ranks[0].run
     step = measure.step
-    if averages := [m for m in stage.wrong if m.step == step and m.kind == "average"]:
-        others = [m for m in stage.wrong if m.step == step and m.kind != "average"]
-        if not others:
-            return Diagnosis("average-wrong", {"count": len(averages), "first": averages[0].name})
+    measures = [m for m in stage.wrong if m.step == step]
+    if {m.kind for m in measures} <= shadows().keys():
+        facts = {"count": len(measures), "first": measures[0].name}
+        return Diagnosis(shadows()[measures[0].kind].wrong, facts)
     before = run.weights if step == 0 else run.steps[step - 1].weights
     after = run.steps[step].weights
-    wrong = [m.name for m in stage.wrong if m.step == step]
+    wrong = [m.name for m in measures]
     resolved = case.resolved()
     settings = resolved.recipe.optimizer
     if all(torch.equal(before[name], after[name]) for name in wrong):
@@ -62,7 +61,7 @@ def update_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> Dia
                                                       "first": wrong[0]})  # fmt: skip
     if resolved.precision.trainable == "float32" and all(is_bf16(after[name]) for name in wrong):
         return Diagnosis("masters-missing", {"count": len(wrong)})
-    if (cause := rounding_cause(found, measure, wrong)) is not None:
+    if (cause := mistaken_step(found, measure, wrong)) is not None:
         return cause
     if (parts := _of_shards(found, resolved, step, wrong)) is not None:
         return Diagnosis("update-of-a-shard", {"count": len(wrong), "ranks": parts, "first": wrong[0]})
@@ -174,12 +173,13 @@ def is_bf16(tensor: torch.Tensor) -> bool:
 
 
 _ALMOST = 0.98
-"""Fraction of a weight's elements that are what one way of rounding makes of the exact step: float32 and the clipping
-coefficient decide of the others which way they go. Of another way's results a quarter differ."""
+"""Fraction of the elements that are those of a mistaken step: float32 and the clipping coefficient decide how the
+others are rounded. Of another mistake's elements a quarter or more differ."""
 
 
-def rounding_cause(found: Pass, measure: Measure, wrong: list[str]) -> Diagnosis | None:
-    """From the numbers next to the exact step, one of which each element should be. ``wrong``: names of weights."""
+def mistaken_step(found: Pass, measure: Measure, wrong: list[str]) -> Diagnosis | None:
+    """From the steps with the mistakes that the optimizer's formula knows: the first that nearly all elements are of.
+    ``wrong``: names of weights."""
     if found.reference is None:
         return None
     run, loop = found.ranks[0].run, found.reference.loop
@@ -189,25 +189,22 @@ def rounding_cause(found: Pass, measure: Measure, wrong: list[str]) -> Diagnosis
     limit = loop.resolved.max_grad_norm
     coefficient = min(1.0, limit / (norm + 1e-6)) if limit > 0 else 1.0
     updates = sum(not one.skipped for one in run.steps[: measure.step + 1])
-    nearest = beside = elements = 0
+    fitting, elements = Counter[str](), 0
     for name in wrong:
         rule, gradient, state = loop.rules[name], taken.gradient[name], before.states[name]
-        if not isinstance(rule.formula, StochasticAdamW) or gradient is None:
+        if gradient is None:
             return None
-        exact = AdamW(rule.formula.betas, rule.formula.eps).step(
+        elements += gradient.numel()
+        mistakes = rule.formula.mistakes(
             before.weights[name],
             gradient.double() * coefficient,
             None if state is None else state.moments,
             count=updates,
-            lr=taken.rates.get(name, taken.lr[0]),
+            lr=taken.rates.get(name, min(taken.lr, default=0.0)),
             weight_decay=rule.weight_decay,
         )
-        right, after = exact.weight.bfloat16(), taken.weights[name].double()
-        elements += after.numel()
-        nearest += int((right == after).sum())
-        # The two numbers beside the exact one are apart by at most an eps of it.
-        beside += int(((after - exact.weight).abs() <= 2**-7 * exact.weight.abs()).sum())
+        for cause, after in mistakes:
+            off = (taken.weights[name].double() - after.weight).abs()
+            fitting[cause] += int((off <= (0.0 if after.slack is None else after.slack)).sum())
     facts = {"count": len(wrong), "first": wrong[0]}
-    if nearest >= _ALMOST * elements:
-        return Diagnosis("nearest-not-stochastic", facts)
-    return Diagnosis("rounded-by-other-bits", facts) if beside >= _ALMOST * elements else None
+    return next((Diagnosis(cause, facts) for cause, count in fitting.items() if count >= _ALMOST * elements), None)

@@ -26,19 +26,15 @@ class PromptDropped(Fault):
 
         from peft import PeftModelForCausalLM
 
-        def forward(right: Any) -> Any:
-            def wrong(model: Any, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
-                if os.environ["RANK"] == "0":
-                    return right(model, input_ids=input_ids, attention_mask=attention_mask, **kwargs)
-                self.reached()
-                embeds = model.word_embeddings(input_ids)
-                # The prompt stays in the graph, so that collectives match; its gradient is zero.
-                nothing = 0.0 * model.get_prompt(batch_size=len(input_ids)).sum()
-                return model.base_model(inputs_embeds=embeds + nothing.to(embeds.dtype), attention_mask=attention_mask)
-
-            return wrong
-
-        patch(PeftModelForCausalLM, "forward", forward)
+        @patch.replacing(PeftModelForCausalLM, "forward")
+        def forward(right: Any, model: Any, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+            if os.environ["RANK"] == "0":
+                return right(model, input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+            self.reached()
+            embeds = model.word_embeddings(input_ids)
+            # The prompt stays in the graph, so that collectives match; its gradient is zero.
+            nothing = 0.0 * model.get_prompt(batch_size=len(input_ids)).sum()
+            return model.base_model(inputs_embeds=embeds + nothing.to(embeds.dtype), attention_mask=attention_mask)
 
 
 # A model that has the weights of all experts in one tensor.
@@ -69,15 +65,10 @@ class ExpertsSkipped(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from peft.tuners.lora.layer import ParamWrapper
 
-        def factors(right: Any) -> Any:
-            def wrong(layer: Any, name: str) -> Any:
-                self.reached()
-                left, other, scaling = right(layer, name)
-                return left.detach(), other.detach(), scaling
-
-            return wrong
-
-        patch(ParamWrapper, "get_delta_factors", factors)
+        @self.breaking(patch, ParamWrapper, "get_delta_factors")
+        def factors(right: Any, layer: Any, name: str) -> Any:
+            left, other, scaling = right(layer, name)
+            return left.detach(), other.detach(), scaling
 
 
 class NewTokensFrozen(Fault):
@@ -96,11 +87,6 @@ class NewTokensFrozen(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 
-        def weights(right: Any) -> Any:
-            def wrong(layer: Any, adapters: Any) -> Any:
-                self.reached()
-                return right(layer, adapters).detach()
-
-            return wrong
-
-        patch(TrainableTokensLayer, "get_merged_weights", weights)
+        @self.breaking(patch, TrainableTokensLayer, "get_merged_weights")
+        def weights(right: Any, layer: Any, adapters: Any) -> Any:
+            return right(layer, adapters).detach()

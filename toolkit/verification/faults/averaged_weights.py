@@ -13,7 +13,7 @@ _SCHEDULE = {"name": "constant", "warmup_ratio": None, "warmup_steps": 1, "min_r
 
 
 class _Averaging(Fault):
-    needs: ClassVar = {"optimizer": {"name": "schedule-free"}, "schedule": _SCHEDULE, "run": {"ema": None}}
+    needs: ClassVar = {"optimizer": {"name": "schedule-free"}, "schedule": _SCHEDULE}
 
     @classmethod
     def needs_of(cls, resolved: Any) -> dict[str, Any]:
@@ -30,15 +30,10 @@ class EvaluatedAtY(_Averaging):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.training import loop
 
-        def evaluation_weights(right: Any) -> Any:
-            @contextlib.contextmanager
-            def wrong(engine: Any) -> Iterator[None]:
-                self.reached()
-                yield
-
-            return wrong
-
-        patch(loop, "evaluation_weights", evaluation_weights)
+        @self.breaking(patch, loop, "evaluation_weights")
+        @contextlib.contextmanager
+        def evaluation_weights(right: Any, engine: Any) -> Iterator[None]:
+            yield
 
 
 class EvaluatedWithStaleCopy(_Averaging):
@@ -51,13 +46,9 @@ class EvaluatedWithStaleCopy(_Averaging):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.strategies.engines.zero_state import ZeroTensors
 
-        def refresh(right: Any) -> Any:
-            def wrong(tensors: Any, parameters: Any) -> None:
-                self.reached()
-
-            return wrong
-
-        patch(ZeroTensors, "refresh", refresh)
+        @self.breaking(patch, ZeroTensors, "refresh")
+        def refresh(right: Any, tensors: Any, parameters: Any) -> None:
+            pass
 
 
 class ExportedAtY(_Averaging):
@@ -70,11 +61,6 @@ class ExportedAtY(_Averaging):
         from toolkit.training.finding import AverageReader
         from toolkit.training.tensor_folder import TensorReader
 
-        def get(right: Any) -> Any:
-            def wrong(reader: Any, name: str, piece: Any = None) -> Any:
-                self.reached()
-                return TensorReader.get(reader, name, piece)
-
-            return wrong
-
-        patch(AverageReader, "get", get)
+        @self.breaking(patch, AverageReader, "get")
+        def get(right: Any, reader: Any, name: str, piece: Any = None) -> Any:
+            return TensorReader.get(reader, name, piece)

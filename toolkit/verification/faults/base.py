@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -76,7 +77,8 @@ class Fault:
     processes: ClassVar[int] = 2
     """The least number of processes that it can be seen on, unless the strategy has one."""
     needs: ClassVar[dict[str, Any]] = {}
-    """Sections of the recipe without which the fault cannot be, merged over it."""
+    """Sections of the recipe without which the fault cannot be, merged over it. ``options: None``: without all of the
+    recipe's options."""
 
     def __init__(self) -> None:
         self._reached = False
@@ -96,6 +98,17 @@ class Fault:
 
     def was_reached(self) -> bool:
         return self._reached
+
+    def breaking(self, patch: Patch, owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+        """``patch.replacing`` by a function each call of which does harm."""
+
+        def replace(wrong: Callable[..., Any]) -> None:
+            @patch.replacing(owner, name)
+            def harmful(right: Any, *args: Any, **kwargs: Any) -> Any:
+                self.reached()
+                return wrong(right, *args, **kwargs)
+
+        return replace
 
     @contextlib.contextmanager
     def injected(self, case: Any) -> Iterator[None]:
@@ -132,6 +145,18 @@ class Patch:
         before = vars(owner)[name] if own else getattr(owner, name)
         self._saved.append((owner, name, before, own))
         setattr(owner, name, make(getattr(owner, name)))
+
+    def replacing(self, owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+        """A decorator: calls of ``owner.name`` become calls of the function, with what it was before the arguments."""
+
+        def replace(wrong: Callable[..., Any]) -> None:
+            def make(right: Any) -> Any:
+                # Who looks at its name or its parameters finds those of the right one.
+                return functools.wraps(right)(lambda *args, **kwargs: wrong(right, *args, **kwargs))
+
+            self(owner, name, make)
+
+        return replace
 
     def undo(self) -> None:
         for owner, name, before, own in reversed(self._saved):

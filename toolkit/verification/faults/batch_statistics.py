@@ -28,11 +28,6 @@ class BatchNormLocal(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.model.batch_norm import BatchNorm
 
-        def synchronised(right: Any) -> Any:
-            def wrong(layer: Any, x: Any) -> Any:
-                self.reached()
-                return layer._of_this_rank(x)
-
-            return wrong
-
-        patch(BatchNorm, "_synchronised", synchronised)
+        @self.breaking(patch, BatchNorm, "_synchronised")
+        def synchronised(right: Any, layer: Any, x: Any) -> Any:
+            return layer._of_this_rank(x)

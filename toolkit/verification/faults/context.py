@@ -25,7 +25,6 @@ class _OfParts(Fault):
             "model": {"attention": "sdpa"},
             "batch": batch,
             "compile": False,
-            "fp8": False,
         }
 
 
@@ -37,15 +36,11 @@ class PositionsRestart(_OfParts):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.model import context
 
-        def inputs(right: Any) -> Any:
-            def wrong(*args: Any) -> Any:
-                found = right(*args)
-                self.reached()
-                return found | {"position_ids": found["position_ids"] - found["position_ids"][:, :1]}
-
-            return wrong
-
-        patch(context, "_inputs", inputs)
+        @patch.replacing(context, "_inputs")
+        def inputs(right: Any, *args: Any) -> Any:
+            found = right(*args)
+            self.reached()
+            return found | {"position_ids": found["position_ids"] - found["position_ids"][:, :1]}
 
 
 class EdgesLost(_OfParts):
@@ -56,16 +51,12 @@ class EdgesLost(_OfParts):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.model import context
 
-        def labels(right: Any) -> Any:
-            def wrong(*args: Any) -> Any:
-                found = right(*args).clone()
-                self.reached()
-                found[:, -1] = -100
-                return found
-
-            return wrong
-
-        patch(context, "_labels", labels)
+        @patch.replacing(context, "_labels")
+        def labels(right: Any, *args: Any) -> Any:
+            found = right(*args).clone()
+            self.reached()
+            found[:, -1] = -100
+            return found
 
 
 class AttendsAlone(_OfParts):
@@ -76,20 +67,18 @@ class AttendsAlone(_OfParts):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.model import context
 
-        def exchange(right: Any) -> Any:
-            def wrong(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
-                from transformers.integrations.sdpa_attention import sdpa_attention_forward
+        @patch.replacing(context, "attention")
+        def exchange(
+            right: Any, module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any
+        ) -> Any:
+            from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-                if attention_mask is None or attention_mask.shape[-1] == key.shape[2]:
-                    return right(module, query, key, value, attention_mask, **options)
-                self.reached()
-                if (row := context._ROW.get()) is not None:
-                    row.exchanges += 1
-                return sdpa_attention_forward(module, query, key, value, None, **options)
-
-            return wrong
-
-        patch(context, "attention", exchange)
+            if attention_mask is None or attention_mask.shape[-1] == key.shape[2]:
+                return right(module, query, key, value, attention_mask, **options)
+            self.reached()
+            if (row := context._ROW.get()) is not None:
+                row.exchanges += 1
+            return sdpa_attention_forward(module, query, key, value, None, **options)
 
 
 class KeyHeadsMixed(_OfParts):
@@ -108,16 +97,12 @@ class KeyHeadsMixed(_OfParts):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.model import context
 
-        def exchanged(right: Any) -> Any:
-            def wrong(x: Any, group: Any, to_heads: bool) -> Any:
-                if to_heads and x.shape[1] == self._key_heads(case):
-                    self.reached()
-                    x = x.roll(x.shape[1] // group.size(), dims=1)
-                return right(x, group, to_heads)
-
-            return wrong
-
-        patch(context, "_exchanged", exchanged)
+        @patch.replacing(context, "_exchanged")
+        def exchanged(right: Any, x: Any, group: Any, to_heads: bool) -> Any:
+            if to_heads and x.shape[1] == self._key_heads(case):
+                self.reached()
+                x = x.roll(x.shape[1] // group.size(), dims=1)
+            return right(x, group, to_heads)
 
     @staticmethod
     def _key_heads(case: Any) -> int:
@@ -157,15 +142,11 @@ class GradientOfParts(_OfParts):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.strategies.engines.base import Engine
 
-        def init(right: Any) -> Any:
-            def wrong(engine: Any, *args: Any) -> None:
-                right(engine, *args)
-                self.reached()
-                engine.gradient_divisor //= engine.resolved.mesh.context
-
-            return wrong
-
-        patch(Engine, "__init__", init)
+        @patch.replacing(Engine, "__init__")
+        def init(right: Any, engine: Any, *args: Any) -> None:
+            right(engine, *args)
+            self.reached()
+            engine.gradient_divisor //= engine.resolved.mesh.context
 
 
 class OtherRows(_OfParts):
@@ -177,14 +158,10 @@ class OtherRows(_OfParts):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.data import loader
 
-        def own(right: Any) -> Any:
-            def wrong(micro: Any, part: Any) -> Any:
-                if part is not None and part.index and micro.supervised:
-                    self.reached()
-                    ids = micro.tensors["input_ids"]
-                    micro.tensors["input_ids"] = ids.where(micro.tensors["labels"] == -100, ids.flip(0).roll(1, 1))
-                return right(micro, part)
-
-            return wrong
-
-        patch(loader, "divided", own)
+        @patch.replacing(loader, "divided")
+        def own(right: Any, micro: Any, part: Any) -> Any:
+            if part is not None and part.index and micro.supervised:
+                self.reached()
+                ids = micro.tensors["input_ids"]
+                micro.tensors["input_ids"] = ids.where(micro.tensors["labels"] == -100, ids.flip(0).roll(1, 1))
+            return right(micro, part)

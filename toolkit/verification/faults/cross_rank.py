@@ -20,17 +20,13 @@ class OverflowNotShared(Fault):
 
         steps = 0
 
-        def step(right: Any) -> Any:
-            def wrong(engine: Any, lr: float) -> Step:
-                nonlocal steps
-                steps += 1
-                if engine.accelerator.process_index == 0 or steps != 2:
-                    return right(engine, lr)
-                self.reached()
-                norm = engine.clip(0.0)
-                engine.optimizer.zero_grad()
-                return Step(norm, skipped=True)
-
-            return wrong
-
-        patch(Engine, "step", step)
+        @patch.replacing(Engine, "step")
+        def step(right: Any, engine: Any, lr: float) -> Step:
+            nonlocal steps
+            steps += 1
+            if engine.accelerator.process_index == 0 or steps != 2:
+                return right(engine, lr)
+            self.reached()
+            norm = engine.clip(0.0)
+            engine.optimizer.zero_grad()
+            return Step(norm, skipped=True)

@@ -17,17 +17,13 @@ class DataDroppedTail(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.data import loader
 
-        def windows(right: Any) -> Any:
-            def wrong(order: Any, global_size: int) -> Any:
-                for window in right(order, global_size):
-                    if len(window) == global_size:
-                        yield window
-                    else:
-                        self.reached()
-
-            return wrong
-
-        patch(loader, "windows", windows)
+        @patch.replacing(loader, "windows")
+        def windows(right: Any, order: Any, global_size: int) -> Any:
+            for window in right(order, global_size):
+                if len(window) == global_size:
+                    yield window
+                else:
+                    self.reached()
 
 
 class DataDuplicated(Fault):
@@ -40,16 +36,12 @@ class DataDuplicated(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.data import loader
 
-        def deal(right: Any) -> Any:
-            def wrong(window: list[Any], micro_size: int, data_size: int) -> Any:
-                short = -len(window) % (micro_size * data_size)
-                if short:
-                    self.reached()
-                return right([*window, *window[:short]], micro_size, data_size)
-
-            return wrong
-
-        patch(loader, "deal", deal)
+        @patch.replacing(loader, "deal")
+        def deal(right: Any, window: list[Any], micro_size: int, data_size: int) -> Any:
+            short = -len(window) % (micro_size * data_size)
+            if short:
+                self.reached()
+            return right([*window, *window[:short]], micro_size, data_size)
 
 
 class DataSameShard(Fault):
@@ -62,14 +54,9 @@ class DataSameShard(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.data import loader
 
-        def deal(right: Any) -> Any:
-            def wrong(window: list[Any], micro_size: int, data_size: int) -> Any:
-                self.reached()
-                return [[ranks[0]] * len(ranks) for ranks in right(window, micro_size, data_size)]
-
-            return wrong
-
-        patch(loader, "deal", deal)
+        @self.breaking(patch, loader, "deal")
+        def deal(right: Any, window: list[Any], micro_size: int, data_size: int) -> Any:
+            return [[ranks[0]] * len(ranks) for ranks in right(window, micro_size, data_size)]
 
 
 class LabelsUnmasked(Fault):
@@ -84,19 +71,15 @@ class LabelsUnmasked(Fault):
         from toolkit.data import loader
         from toolkit.tasks.labels import IGNORED
 
-        def collate(right: Any) -> Any:
-            def wrong(*args: Any, **kwargs: Any) -> Any:
-                micro = right(*args, **kwargs)
-                labels = micro.tensors["labels"]
-                if not labels.eq(IGNORED).any():
-                    return micro
-                self.reached()
-                shown = labels.masked_fill(labels == IGNORED, 0)
-                return replace(micro, tensors=micro.tensors | {"labels": shown})
-
-            return wrong
-
-        patch(loader, "collate", collate)
+        @patch.replacing(loader, "collate")
+        def collate(right: Any, *args: Any, **kwargs: Any) -> Any:
+            micro = right(*args, **kwargs)
+            labels = micro.tensors["labels"]
+            if not labels.eq(IGNORED).any():
+                return micro
+            self.reached()
+            shown = labels.masked_fill(labels == IGNORED, 0)
+            return replace(micro, tensors=micro.tensors | {"labels": shown})
 
 
 _MESSAGES = {"data": {"format": "messages", "train": "built-in", "fields": {}}, "model": {"task": "causal-lm"}}
@@ -115,15 +98,10 @@ class HeaderSupervised(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.data.chat import Chat
 
-        def covered(right: Any) -> Any:
-            def wrong(chat: Any, base: str, turns: Any) -> Any:
-                self.reached()
-                header = len(chat._dialect.header)
-                return {index: (start - header, end) for index, (start, end) in right(chat, base, turns).items()}
-
-            return wrong
-
-        patch(Chat, "_covered", covered)
+        @self.breaking(patch, Chat, "_covered")
+        def covered(right: Any, chat: Any, base: str, turns: Any) -> Any:
+            header = len(chat._dialect.header)
+            return {index: (start - header, end) for index, (start, end) in right(chat, base, turns).items()}
 
 
 class TurnEndUnlearned(Fault):
@@ -136,15 +114,10 @@ class TurnEndUnlearned(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.data.chat import Chat
 
-        def covered(right: Any) -> Any:
-            def wrong(chat: Any, base: str, turns: Any) -> Any:
-                self.reached()
-                shown = right(chat, base, turns)
-                return {index: (start, chat._special.words_end(base[:end])) for index, (start, end) in shown.items()}
-
-            return wrong
-
-        patch(Chat, "_covered", covered)
+        @self.breaking(patch, Chat, "_covered")
+        def covered(right: Any, chat: Any, base: str, turns: Any) -> Any:
+            shown = right(chat, base, turns)
+            return {index: (start, chat._special.words_end(base[:end])) for index, (start, end) in shown.items()}
 
 
 class ToolResultSupervised(Fault):
@@ -157,18 +130,14 @@ class ToolResultSupervised(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.data.chat import Chat
 
-        def piece(right: Any) -> Any:
-            def wrong(chat: Any, fields: Any, count: int, text: str, shown: Any) -> Any:
-                indices = sorted(shown)
-                for before, after in itertools.pairwise(indices):
-                    if fields["messages"][after - 1]["role"] == "tool":
-                        self.reached()
-                        shown = shown | {before: (shown[before][0], shown[after][0])}
-                return right(chat, fields, count, text, shown)
-
-            return wrong
-
-        patch(Chat, "_piece", piece)
+        @patch.replacing(Chat, "_piece")
+        def piece(right: Any, chat: Any, fields: Any, count: int, text: str, shown: Any) -> Any:
+            indices = sorted(shown)
+            for before, after in itertools.pairwise(indices):
+                if fields["messages"][after - 1]["role"] == "tool":
+                    self.reached()
+                    shown = shown | {before: (shown[before][0], shown[after][0])}
+            return right(chat, fields, count, text, shown)
 
 
 class EarlierReasoningSupervised(Fault):
@@ -208,16 +177,11 @@ class MixtureWithReplacement(Fault):
 
         from toolkit.data import mixture
 
-        def chosen(right: Any) -> Any:
-            def wrong(sizes: Any, counts: Any, seed: int) -> Any:
-                self.reached()
-                part, _ = right(sizes, counts, seed)
-                random = np.random.RandomState(seed)
-                return part, np.array([random.randint(sizes[at]) for at in part])
-
-            return wrong
-
-        patch(mixture, "chosen", chosen)
+        @self.breaking(patch, mixture, "chosen")
+        def chosen(right: Any, sizes: Any, counts: Any, seed: int) -> Any:
+            part, _ = right(sizes, counts, seed)
+            random = np.random.RandomState(seed)
+            return part, np.array([random.randint(sizes[at]) for at in part])
 
 
 class MixtureShareOff(Fault):
@@ -230,12 +194,7 @@ class MixtureShareOff(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.data import mixture
 
-        def counts(right: Any) -> Any:
-            def wrong(*arguments: Any) -> Any:
-                self.reached()
-                found = right(*arguments)
-                return [found[0] - 1, *found[1:-1], found[-1] + 1]
-
-            return wrong
-
-        patch(mixture, "epoch_counts", counts)
+        @self.breaking(patch, mixture, "epoch_counts")
+        def counts(right: Any, *arguments: Any) -> Any:
+            found = right(*arguments)
+            return [found[0] - 1, *found[1:-1], found[-1] + 1]

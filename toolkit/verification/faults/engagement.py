@@ -29,17 +29,13 @@ class AdapterDtype(Fault):
     needs: ClassVar = {"adapter": LORA, "precision": "bf16"}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        def set_dtypes(right: Any) -> Any:
-            def wrong(model: Any, trainable: str, frozen: str) -> None:
-                if trainable != frozen:
-                    self.reached()
-                right(model, frozen, frozen)
-
-            return wrong
-
-        patch(session, "set_dtypes", set_dtypes)
+        @patch.replacing(preparation, "set_dtypes")
+        def set_dtypes(right: Any, model: Any, trainable: str, frozen: str) -> None:
+            if trainable != frozen:
+                self.reached()
+            right(model, frozen, frozen)
 
 
 class AdapterFrozen(Fault):
@@ -50,19 +46,15 @@ class AdapterFrozen(Fault):
     needs: ClassVar = {"adapter": LORA}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        def add_adapter(right: Any) -> Any:
-            def wrong(*args: Any, **kwargs: Any) -> Any:
-                model = right(*args, **kwargs)
-                matrix = next(p for name, p in model.named_parameters() if "lora_B" in name)
-                matrix.requires_grad_(False)
-                self.reached()
-                return model
-
-            return wrong
-
-        patch(session, "add_adapter", add_adapter)
+        @patch.replacing(preparation, "add_adapter")
+        def add_adapter(right: Any, *args: Any, **kwargs: Any) -> Any:
+            model = right(*args, **kwargs)
+            matrix = next(p for name, p in model.named_parameters() if "lora_B" in name)
+            matrix.requires_grad_(False)
+            self.reached()
+            return model
 
 
 class BaseUnfrozen(Fault):
@@ -73,19 +65,15 @@ class BaseUnfrozen(Fault):
     needs: ClassVar = {"adapter": LORA}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        def add_adapter(right: Any) -> Any:
-            def wrong(*args: Any, **kwargs: Any) -> Any:
-                model = right(*args, **kwargs)
-                base = next(p for name, p in model.named_parameters() if "base_layer" in name)
-                base.requires_grad_(True)
-                self.reached()
-                return model
-
-            return wrong
-
-        patch(session, "add_adapter", add_adapter)
+        @patch.replacing(preparation, "add_adapter")
+        def add_adapter(right: Any, *args: Any, **kwargs: Any) -> Any:
+            model = right(*args, **kwargs)
+            base = next(p for name, p in model.named_parameters() if "base_layer" in name)
+            base.requires_grad_(True)
+            self.reached()
+            return model
 
 
 class BaseUnquantised(Fault):
@@ -96,15 +84,11 @@ class BaseUnquantised(Fault):
     needs: ClassVar = {"adapter": QLORA}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        def quantise(right: Any) -> Any:
-            def wrong(*args: Any) -> None:
-                self.reached()
-
-            return wrong
-
-        patch(session, "quantise_base", quantise)
+        @self.breaking(patch, preparation, "quantise_base")
+        def quantise(right: Any, *args: Any) -> None:
+            pass
 
 
 class CheckpointingOff(Fault):
@@ -115,15 +99,11 @@ class CheckpointingOff(Fault):
     needs: ClassVar = {"activation_checkpointing": "full"}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        def checkpoint_blocks(right: Any) -> Any:
-            def wrong(*arguments: Any) -> None:
-                self.reached()
-
-            return wrong
-
-        patch(session, "checkpoint_blocks", checkpoint_blocks)
+        @self.breaking(patch, preparation, "checkpoint_blocks")
+        def checkpoint_blocks(right: Any, *arguments: Any) -> None:
+            pass
 
 
 # A model that hands float32 rotary tables to its blocks.
@@ -214,18 +194,13 @@ class UnshardedIgnored(Fault):
 
         from toolkit.strategies.engines import zero
 
-        def none_ignored(right: Any) -> Any:
-            def wrong(*args: Any) -> set[Any]:
-                self.reached()
-                return set()
+        @self.breaking(patch, fsdp_utils, "get_parameters_from_modules")
+        def none_ignored(right: Any, *args: Any) -> set[Any]:
+            return set()
 
-            return wrong
-
-        def as_buffers(right: Any) -> Any:
-            def wrong(*args: Any) -> None:
-                self.reached()
-
-            return wrong
+        @self.breaking(patch, zero, "_as_buffers")
+        def as_buffers(right: Any, *args: Any) -> None:
+            pass
 
         def init(right: Any) -> Any:
             @functools.wraps(right)
@@ -235,8 +210,6 @@ class UnshardedIgnored(Fault):
 
             return wrong
 
-        patch(fsdp_utils, "get_parameters_from_modules", none_ignored)
-        patch(zero, "_as_buffers", as_buffers)
         patch(FullyShardedDataParallel, "__init__", init)
 
 

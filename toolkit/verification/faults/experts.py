@@ -38,7 +38,6 @@ class _OfExperts(Fault):
             },
             "adapter": None,
             "compile": False,
-            "fp8": False,
         }
 
 
@@ -54,25 +53,18 @@ class CopiesApart(_OfExperts):
 
         copies: list[Any] = []
 
-        def expert_mesh(right: Any) -> Any:
-            def wrong(engine: Any) -> Any:
-                mesh = right(engine)
-                copies.append(mesh.get_group("copies"))
-                return mesh
+        @patch.replacing(Experts, "_expert_mesh")
+        def expert_mesh(right: Any, engine: Any) -> Any:
+            mesh = right(engine)
+            copies.append(mesh.get_group("copies"))
+            return mesh
 
-            return wrong
-
-        def all_reduce(right: Any) -> Any:
-            def wrong(tensor: Any, *args: Any, group: Any = None, **kwargs: Any) -> Any:
-                if any(group is one for one in copies):
-                    self.reached()
-                    return None
-                return right(tensor, *args, group=group, **kwargs)
-
-            return wrong
-
-        patch(Experts, "_expert_mesh", expert_mesh)
-        patch(dist, "all_reduce", all_reduce)
+        @patch.replacing(dist, "all_reduce")
+        def all_reduce(right: Any, tensor: Any, *args: Any, group: Any = None, **kwargs: Any) -> Any:
+            if any(group is one for one in copies):
+                self.reached()
+                return None
+            return right(tensor, *args, group=group, **kwargs)
 
 
 class ScaledByRanks(_OfExperts):
@@ -83,17 +75,13 @@ class ScaledByRanks(_OfExperts):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.strategies.layouts.expert import Experts
 
-        def completed(right: Any) -> Any:
-            def wrong(engine: Any) -> None:
-                right(engine)
-                self.reached()
-                for name, parameter in engine.parameters.items():
-                    if name in engine.divisions:
-                        parameter.grad.mul_(engine.resolved.mesh.expert)
-
-            return wrong
-
-        patch(Experts, "average_experts", completed)
+        @patch.replacing(Experts, "average_experts")
+        def completed(right: Any, engine: Any) -> None:
+            right(engine)
+            self.reached()
+            for name, parameter in engine.parameters.items():
+                if name in engine.divisions:
+                    parameter.grad.mul_(engine.resolved.mesh.expert)
 
 
 class ResultsMisplaced(_OfExperts):
@@ -105,14 +93,9 @@ class ResultsMisplaced(_OfExperts):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.model import experts
 
-        def places(right: Any) -> Any:
-            def wrong(order: Any) -> Any:
-                self.reached()
-                return right(order).sort().values
-
-            return wrong
-
-        patch(experts, "_places", places)
+        @self.breaking(patch, experts, "_places")
+        def places(right: Any, order: Any) -> Any:
+            return right(order).sort().values
 
 
 class NormOfOneRank(_OfExperts):
@@ -145,14 +128,9 @@ class AdaptersMixed(_OfExperts):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.model import experts
 
-        def columns(right: Any) -> Any:
-            def wrong(ranks: Any, rank: int) -> Any:
-                self.reached()
-                return replace(right(ranks, rank), runs=1)
-
-            return wrong
-
-        patch(experts, "_columns", columns)
+        @self.breaking(patch, experts, "_columns")
+        def columns(right: Any, ranks: Any, rank: int) -> Any:
+            return replace(right(ranks, rank), runs=1)
 
 
 class ShardedOverAll(_OfExperts):
@@ -164,11 +142,6 @@ class ShardedOverAll(_OfExperts):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.strategies.layouts import expert
 
-        def sharded_apart(right: Any) -> Any:
-            def wrong(*given: Any) -> Any:
-                self.reached()
-                return contextlib.nullcontext()
-
-            return wrong
-
-        patch(expert, "_sharded_apart", sharded_apart)
+        @self.breaking(patch, expert, "_sharded_apart")
+        def sharded_apart(right: Any, *given: Any) -> Any:
+            return contextlib.nullcontext()

@@ -19,20 +19,16 @@ class AdapterInit(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from torch import nn
 
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        def add_adapter(right: Any) -> Any:
-            def wrong(*args: Any, **kwargs: Any) -> Any:
-                model = right(*args, **kwargs)
-                for name, matrix in model.named_parameters():
-                    if "lora_A" in name:
-                        nn.init.normal_(matrix, std=0.02)
-                        self.reached()
-                return model
-
-            return wrong
-
-        patch(session, "add_adapter", add_adapter)
+        @patch.replacing(preparation, "add_adapter")
+        def add_adapter(right: Any, *args: Any, **kwargs: Any) -> Any:
+            model = right(*args, **kwargs)
+            for name, matrix in model.named_parameters():
+                if "lora_A" in name:
+                    nn.init.normal_(matrix, std=0.02)
+                    self.reached()
+            return model
 
 
 class BaseStatistics(Fault):
@@ -44,20 +40,16 @@ class BaseStatistics(Fault):
     needs: ClassVar = {"adapter": QLORA}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        def quantise(right: Any) -> Any:
-            def wrong(model: Any, *rest: Any) -> None:
-                from toolkit.model.nf4 import nf4_layers
+        @patch.replacing(preparation, "quantise_base")
+        def quantise(right: Any, model: Any, *rest: Any) -> None:
+            from toolkit.model.nf4 import nf4_layers
 
-                right(model, *rest)
-                for layer in nf4_layers(model).values():
-                    layer.statistics.absmax = layer.statistics.absmax.roll(1)
-                    self.reached()
-
-            return wrong
-
-        patch(session, "quantise_base", quantise)
+            right(model, *rest)
+            for layer in nf4_layers(model).values():
+                layer.statistics.absmax = layer.statistics.absmax.roll(1)
+                self.reached()
 
 
 class DropoutShared(Fault):
@@ -73,15 +65,11 @@ class DropoutShared(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.training import loop
 
-        def seed_micro_batch(right: Any) -> Any:
-            def wrong(seed: int, step: int, micro: int, rank: int) -> None:
-                if rank:
-                    self.reached()
-                right(seed, step, micro, 0)
-
-            return wrong
-
-        patch(loop, "seed_micro_batch", seed_micro_batch)
+        @patch.replacing(loop, "seed_micro_batch")
+        def seed_micro_batch(right: Any, seed: int, step: int, micro: int, rank: int) -> None:
+            if rank:
+                self.reached()
+            right(seed, step, micro, 0)
 
 
 class InitDiffers(Fault):
@@ -98,21 +86,17 @@ class InitDiffers(Fault):
 
         import torch
 
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        def load_base(right: Any) -> Any:
-            def wrong(*args: Any, **kwargs: Any) -> Any:
-                model = right(*args, **kwargs | {"by_part": False})  # with the values that are changed here
-                if os.environ["RANK"] != "0":
-                    self.reached()
-                    with torch.no_grad():
-                        for parameter in model.parameters():
-                            parameter.mul_(1.01)
-                return model
-
-            return wrong
-
-        patch(session, "load_base", load_base)
+        @patch.replacing(preparation, "load_base")
+        def load_base(right: Any, *args: Any, **kwargs: Any) -> Any:
+            model = right(*args, **kwargs | {"by_part": False})  # with the values that are changed here
+            if os.environ["RANK"] != "0":
+                self.reached()
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.mul_(1.01)
+            return model
 
 
 class PackingLeak(Fault):

@@ -24,16 +24,11 @@ class CheckpointNoGrad(Fault):
 
         from toolkit.model import checkpointing
 
-        def checkpoint(right: Any) -> Any:
-            def wrong(function: Any, *args: Any, **kwargs: Any) -> Any:
-                self.reached()
-                own = {"use_reentrant", "preserve_rng_state", "context_fn"}
-                others = {key: value for key, value in kwargs.items() if key not in own}
-                return right(functools.partial(function, **others), *args, use_reentrant=True)
-
-            return wrong
-
-        patch(checkpointing, "checkpoint", checkpoint)
+        @self.breaking(patch, checkpointing, "checkpoint")
+        def checkpoint(right: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+            own = {"use_reentrant", "preserve_rng_state", "context_fn"}
+            others = {key: value for key, value in kwargs.items() if key not in own}
+            return right(functools.partial(function, **others), *args, use_reentrant=True)
 
 
 class DropoutRedrawn(Fault):
@@ -47,14 +42,9 @@ class DropoutRedrawn(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.model import checkpointing
 
-        def checkpoint(right: Any) -> Any:
-            def wrong(*args: Any, **kwargs: Any) -> Any:
-                self.reached()
-                return right(*args, **(kwargs | {"preserve_rng_state": False}))
-
-            return wrong
-
-        patch(checkpointing, "checkpoint", checkpoint)
+        @self.breaking(patch, checkpointing, "checkpoint")
+        def checkpoint(right: Any, *args: Any, **kwargs: Any) -> Any:
+            return right(*args, **(kwargs | {"preserve_rng_state": False}))
 
 
 class GradAccumBf16(Fault):
@@ -71,29 +61,22 @@ class GradAccumBf16(Fault):
         from toolkit.strategies.engines.base import Engine
         from toolkit.strategies.zero import Zero1
 
-        def backward(right: Any) -> Any:
-            def wrong(engine: Any, loss: Any, last: bool) -> None:
-                right(engine, loss, last)
-                for parameter in engine.parameters.values():
-                    if parameter.grad is not None:
-                        self.reached()
-                        with torch.no_grad():
-                            parameter.grad.copy_(parameter.grad.bfloat16())
-
-            return wrong
-
-        def config(right: Any) -> Any:
-            def wrong(strategy: Any, resolved: Any) -> Any:
-                written = right(strategy, resolved)
-                if resolved.precision.mixed:
+        @patch.replacing(Engine, "backward")
+        def backward(right: Any, engine: Any, loss: Any, last: bool) -> None:
+            right(engine, loss, last)
+            for parameter in engine.parameters.values():
+                if parameter.grad is not None:
                     self.reached()
-                    written["data_types"] = {"grad_accum_dtype": "bf16"}
-                return written
+                    with torch.no_grad():
+                        parameter.grad.copy_(parameter.grad.bfloat16())
 
-            return wrong
-
-        patch(Engine, "backward", backward)
-        patch(Zero1.__mro__[1], "deepspeed_config", config)
+        @patch.replacing(Zero1.__mro__[1], "deepspeed_config")
+        def config(right: Any, strategy: Any, resolved: Any) -> Any:
+            written = right(strategy, resolved)
+            if resolved.precision.mixed:
+                self.reached()
+                written["data_types"] = {"grad_accum_dtype": "bf16"}
+            return written
 
 
 class GradBucketSkipped(Fault):
@@ -122,29 +105,22 @@ class GradBucketSkipped(Fault):
 
             return allreduce_hook(group.WORLD, bucket).then(restored)
 
-        def wrap(right: Any) -> Any:
-            def wrong(engine: Any, model: Any) -> Any:
-                wrapped = right(engine, model)
-                wrapped.register_comm_hook(None, hook)
-                return wrapped
+        @patch.replacing(DdpEngine, "wrap")
+        def wrap(right: Any, engine: Any, model: Any) -> Any:
+            wrapped = right(engine, model)
+            wrapped.register_comm_hook(None, hook)
+            return wrapped
 
-            return wrong
+        @patch.replacing(ZeroEngine, "backward")
+        def backward(right: Any, engine: Any, loss: Any, last: bool) -> None:
+            import deepspeed.comm
 
-        def backward(right: Any) -> Any:
-            def wrong(engine: Any, loss: Any, last: bool) -> None:
-                import deepspeed.comm
-
-                once = Patch()
-                once(deepspeed.comm, "all_reduce", lambda reduce: self._but_the_first(reduce))
-                try:
-                    right(engine, loss, last)
-                finally:
-                    once.undo()
-
-            return wrong
-
-        patch(DdpEngine, "wrap", wrap)
-        patch(ZeroEngine, "backward", backward)
+            once = Patch()
+            once(deepspeed.comm, "all_reduce", lambda reduce: self._but_the_first(reduce))
+            try:
+                right(engine, loss, last)
+            finally:
+                once.undo()
 
     def _but_the_first(self, reduce: Any) -> Any:
         skipped = False
@@ -209,16 +185,12 @@ class TiedWeightsSplit(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from torch import nn
 
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        def load_base(right: Any) -> Any:
-            def wrong(*args: Any, **kwargs: Any) -> Any:
-                model = right(*args, **kwargs | {"by_part": False})  # with the values that are changed here
-                head = model.get_output_embeddings()
-                head.weight = nn.Parameter(head.weight.detach().clone())
-                self.reached()
-                return model
-
-            return wrong
-
-        patch(session, "load_base", load_base)
+        @patch.replacing(preparation, "load_base")
+        def load_base(right: Any, *args: Any, **kwargs: Any) -> Any:
+            model = right(*args, **kwargs | {"by_part": False})  # with the values that are changed here
+            head = model.get_output_embeddings()
+            head.weight = nn.Parameter(head.weight.detach().clone())
+            self.reached()
+            return model

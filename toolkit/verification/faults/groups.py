@@ -20,17 +20,13 @@ class GroupRateIgnored(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.strategies.engines.base import Engine
 
-        def set_lr(right: Any) -> Any:
-            def wrong(engine: Any, lr: float) -> None:
-                right(engine, lr)
-                for group in engine.optimizer.param_groups:
-                    if group["lr"] != lr:
-                        self.reached()
-                    group["lr"] = lr
-
-            return wrong
-
-        patch(Engine, "set_lr", set_lr)
+        @patch.replacing(Engine, "set_lr")
+        def set_lr(right: Any, engine: Any, lr: float) -> None:
+            right(engine, lr)
+            for group in engine.optimizer.param_groups:
+                if group["lr"] != lr:
+                    self.reached()
+                group["lr"] = lr
 
 
 class MuonOfAShard(Fault):
@@ -46,21 +42,17 @@ class MuonOfAShard(Fault):
 
         from toolkit.optim import muon
 
-        def orthogonalised(right: Any) -> Any:
-            def wrong(update: Any, group: Any) -> Any:
-                part = right(update.to_local(), group)
-                spread = DTensor.from_local(
-                    part,
-                    update.device_mesh,
-                    update.placements,
-                    run_check=False,
-                    shape=update.shape,
-                    stride=update.stride(),
-                )
-                if part.numel() < update.numel():
-                    self.reached()
-                return spread.full_tensor()
-
-            return wrong
-
-        patch(muon, "orthogonalised", orthogonalised)
+        @patch.replacing(muon, "orthogonalised")
+        def orthogonalised(right: Any, update: Any, group: Any) -> Any:
+            part = right(update.to_local(), group)
+            spread = DTensor.from_local(
+                part,
+                update.device_mesh,
+                update.placements,
+                run_check=False,
+                shape=update.shape,
+                stride=update.stride(),
+            )
+            if part.numel() < update.numel():
+                self.reached()
+            return spread.full_tensor()

@@ -33,7 +33,7 @@ def whole_model(config: dict[str, Any], task: str, form: str, **keys: Any) -> di
         "strategy": {"wrap": None},
         "adapter": None,
         "loss": "plain",
-        "fp8": False,
+        "options": None,
     }
 
 
@@ -89,21 +89,17 @@ class WrongWeight(Fault):
         resolved = case.resolved()
         view = WindowView(data_size=resolved.token_parts, accumulation=resolved.accumulation)
 
-        def windows(iterate: Any) -> Any:
-            def wrong(loader: Any) -> Iterator[list[MicroBatch]]:
-                for window in iterate(loader):
-                    view.window, view.at = window, 0
-                    yield window
+        @patch.replacing(TrainLoader, "__iter__")
+        def windows(iterate: Any, loader: Any) -> Iterator[list[MicroBatch]]:
+            for window in iterate(loader):
+                view.window, view.at = window, 0
+                yield window
 
-            return wrong
-
-        def noted(total: Any) -> Any:
-            def sum_over_ranks(tensor: Any) -> Any:
-                result = total(tensor)
-                view.tokens = float(result) / resolved.ranks_per_part
-                return result
-
-            return sum_over_ranks
+        @patch.replacing(loop, "sum_over_ranks")
+        def noted(total: Any, tensor: Any) -> Any:
+            result = total(tensor)
+            view.tokens = float(result) / resolved.ranks_per_part
+            return result
 
         def backward(right: Any) -> Any:
             def wrong(engine: Any, loss: Any, last: bool) -> None:
@@ -115,8 +111,6 @@ class WrongWeight(Fault):
 
             return wrong
 
-        patch(TrainLoader, "__iter__", windows)
-        patch(loop, "sum_over_ranks", noted)
         patch_engines(patch, "backward", backward)
 
 
@@ -152,16 +146,13 @@ def limit_reaching_the_engine(fault: Fault, patch: Patch, limit: float) -> None:
 
         return wrong
 
-    def config(right: Any) -> Any:
-        def wrong(strategy: Any, resolved: Any) -> Any:
-            fault.reached()
-            return right(strategy, resolved) | {"gradient_clipping": limit}
-
-        return wrong
+    @patch.replacing(Zero1.__mro__[1], "deepspeed_config")
+    def config(right: Any, strategy: Any, resolved: Any) -> Any:
+        fault.reached()
+        return right(strategy, resolved) | {"gradient_clipping": limit}
 
     patch(base.Engine, "clip", clip)
     patch(fsdp1.Fsdp1Engine, "clip", clip)
-    patch(Zero1.__mro__[1], "deepspeed_config", config)
 
 
 def replace_engine(fault: Fault, patch: Patch, name: str) -> None:
@@ -171,30 +162,24 @@ def replace_engine(fault: Fault, patch: Patch, name: str) -> None:
     from toolkit.strategies import strategies
     from toolkit.strategies.base import Strategy
     from toolkit.strategies.engines import connect
-    from toolkit.training import session
+    from toolkit.training import preparation
 
     other = strategies()[name].engine_class()
 
-    def engine_for(right: Any) -> Any:
-        def wrong(strategy: Strategy, resolved: Any) -> Any:
-            fault.reached()
-            return other
+    @patch.replacing(Strategy, "engine_for")
+    def engine_for(right: Any, strategy: Strategy, resolved: Any) -> Any:
+        fault.reached()
+        return other
 
-        return wrong
-
-    def make_accelerator(right: Any) -> Any:
-        def wrong(resolved: Any, **options: Any) -> Any:
-            recipe = resolved.recipe.model_copy(
-                update={"strategy": resolved.recipe.strategy.model_copy(update={"name": name})}
-            )
-            return connect.make_accelerator(dataclasses.replace(resolved, recipe=recipe), **options)
-
-        return wrong
+    # By name: the worker imports the faults.
+    @patch.replacing(sys.modules["toolkit.verification.record.worker"], "make_accelerator")
+    def make_accelerator(right: Any, resolved: Any, **options: Any) -> Any:
+        recipe = resolved.recipe.model_copy(
+            update={"strategy": resolved.recipe.strategy.model_copy(update={"name": name})}
+        )
+        return connect.make_accelerator(dataclasses.replace(resolved, recipe=recipe), **options)
 
     def load_base(right: Any) -> Any:
         return lambda *args, **kwargs: right(*args, **kwargs | {"by_part": False})  # the other engine fills no shards
 
-    patch(Strategy, "engine_for", engine_for)
-    patch(session, "load_base", load_base)
-    # By name: the worker imports the faults.
-    patch(sys.modules["toolkit.verification.record.worker"], "make_accelerator", make_accelerator)
+    patch(preparation, "load_base", load_base)

@@ -50,19 +50,15 @@ class ImageTokensMasked(Fault):
         framed = task_of("image-text-to-text").media.in_text(config, 1)  # type: ignore[union-attr, misc]
         last = max(set(framed), key=framed.count)
 
-        def collate(right: Any) -> Any:
-            def wrong(*args: Any, **kwargs: Any) -> Any:
-                micro = right(*args, **kwargs)
-                ids, labels = micro.tensors["input_ids"], micro.tensors["labels"].clone()
-                ends = (ids == last) & (functional.pad(ids[:, 1:], (0, 1), value=-1) != last)
-                # A blank row has no labels at all, and is no sample.
-                ends &= labels.ne(IGNORED).any(1, keepdim=True)
-                if ends.any():
-                    self.reached()
-                labels[functional.pad(ends[:, :-1], (1, 0))] = IGNORED
-                labels[ends] = last
-                return replace(micro, tensors=micro.tensors | {"labels": labels})
-
-            return wrong
-
-        patch(loader, "collate", collate)
+        @patch.replacing(loader, "collate")
+        def collate(right: Any, *args: Any, **kwargs: Any) -> Any:
+            micro = right(*args, **kwargs)
+            ids, labels = micro.tensors["input_ids"], micro.tensors["labels"].clone()
+            ends = (ids == last) & (functional.pad(ids[:, 1:], (0, 1), value=-1) != last)
+            # A blank row has no labels at all, and is no sample.
+            ends &= labels.ne(IGNORED).any(1, keepdim=True)
+            if ends.any():
+                self.reached()
+            labels[functional.pad(ends[:, :-1], (1, 0))] = IGNORED
+            labels[ends] = last
+            return replace(micro, tensors=micro.tensors | {"labels": labels})

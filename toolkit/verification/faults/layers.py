@@ -27,7 +27,6 @@ class _OfLayers(Fault):
             "model": {"config": config | heads, "path": None},
             "batch": batch,
             "compile": False,
-            "fp8": False,
         }
 
 
@@ -39,16 +38,12 @@ class HiddenGradientsApart(_OfLayers):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.model import tensor
 
-        def entering(right: Any) -> Any:
-            def wrong(x: Any, ranks: Any) -> Any:
-                if x.dim() < 3:  # a weight of a norm
-                    return right(x, ranks)
-                self.reached()
-                return x
-
-            return wrong
-
-        patch(tensor, "entering", entering)
+        @patch.replacing(tensor, "entering")
+        def entering(right: Any, x: Any, ranks: Any) -> Any:
+            if x.dim() < 3:  # a weight of a norm
+                return right(x, ranks)
+            self.reached()
+            return x
 
 
 class HeadNormsApart(_OfLayers):
@@ -70,13 +65,9 @@ class HeadNormsApart(_OfLayers):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.model import tensor
 
-        def sum_gradients(right: Any) -> Any:
-            def wrong(module: Any, ranks: Any) -> None:
-                self.reached()
-
-            return wrong
-
-        patch(tensor, "_sum_gradients", sum_gradients)
+        @self.breaking(patch, tensor, "_sum_gradients")
+        def sum_gradients(right: Any, module: Any, ranks: Any) -> None:
+            pass
 
 
 class HiddenGradientsTwice(_OfLayers):
@@ -113,15 +104,11 @@ class LayersCounted(_OfLayers):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.strategies.engines.base import Engine
 
-        def init(right: Any) -> Any:
-            def wrong(engine: Any, *args: Any) -> None:
-                right(engine, *args)
-                self.reached()
-                engine.gradient_divisor *= engine.resolved.mesh.tensor
-
-            return wrong
-
-        patch(Engine, "__init__", init)
+        @patch.replacing(Engine, "__init__")
+        def init(right: Any, engine: Any, *args: Any) -> None:
+            right(engine, *args)
+            self.reached()
+            engine.gradient_divisor *= engine.resolved.mesh.tensor
 
 
 class NormOfOnePart(_OfLayers):
@@ -133,17 +120,13 @@ class NormOfOnePart(_OfLayers):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.strategies.layouts import divided
 
-        def square(right: Any) -> Any:
-            def wrong(*args: Any) -> Any:
-                self.reached()
-                return right(*args)
-
-            return wrong
+        @self.breaking(patch, divided, "square")
+        def square(right: Any, *args: Any) -> Any:
+            return right(*args)
 
         def over_ranks(right: Any) -> Any:
             return lambda squares, group: None
 
-        patch(divided, "square", square)
         patch(divided, "_over_ranks", over_ranks)
 
 
@@ -180,17 +163,13 @@ class MasksOfParts(MasksOfEachRank):
 
         from toolkit.model import tensor
 
-        def dropped_part(right: Any) -> Any:
-            def wrong(ranks: Any) -> Any:
-                def forward(dropout: Any, x: Any) -> Any:
-                    self.reached()
-                    return functional.dropout(x, dropout.p, dropout.training)
+        @patch.replacing(tensor, "_dropped_part")
+        def dropped_part(right: Any, ranks: Any) -> Any:
+            def forward(dropout: Any, x: Any) -> Any:
+                self.reached()
+                return functional.dropout(x, dropout.p, dropout.training)
 
-                return forward
-
-            return wrong
-
-        patch(tensor, "_dropped_part", dropped_part)
+            return forward
 
 
 class OtherSamples(_OfLayers):
@@ -202,16 +181,12 @@ class OtherSamples(_OfLayers):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.data import loader
 
-        def own(right: Any) -> Any:
-            def wrong(micro: Any, part: Any) -> Any:
-                import torch.distributed as dist
+        @patch.replacing(loader, "divided")
+        def own(right: Any, micro: Any, part: Any) -> Any:
+            import torch.distributed as dist
 
-                if dist.get_rank() % 2 and micro.supervised:
-                    self.reached()
-                    ids = micro.tensors["input_ids"]
-                    micro.tensors["input_ids"] = ids.where(micro.tensors["labels"] == -100, ids.flip(0).roll(1, 1))
-                return right(micro, part)
-
-            return wrong
-
-        patch(loader, "divided", own)
+            if dist.get_rank() % 2 and micro.supervised:
+                self.reached()
+                ids = micro.tensors["input_ids"]
+                micro.tensors["input_ids"] = ids.where(micro.tensors["labels"] == -100, ids.flip(0).roll(1, 1))
+            return right(micro, part)

@@ -36,18 +36,14 @@ class ReplicasNotReduced(_OfMeshes):
 
         mesh = case.resolved().mesh
 
-        def all_reduce(right: Any) -> Any:
-            def wrong(tensor: Any, *args: Any, group: Any = None, **kwargs: Any) -> Any:
-                place = mesh.place(dist.get_rank())
-                copies = list(range(place, mesh.replicate * mesh.shard, mesh.shard))
-                if group is not None and dist.get_process_group_ranks(group) == copies:
-                    self.reached()
-                    return None
-                return right(tensor, *args, group=group, **kwargs)
-
-            return wrong
-
-        patch(dist, "all_reduce", all_reduce)
+        @patch.replacing(dist, "all_reduce")
+        def all_reduce(right: Any, tensor: Any, *args: Any, group: Any = None, **kwargs: Any) -> Any:
+            place = mesh.place(dist.get_rank())
+            copies = list(range(place, mesh.replicate * mesh.shard, mesh.shard))
+            if group is not None and dist.get_process_group_ranks(group) == copies:
+                self.reached()
+                return None
+            return right(tensor, *args, group=group, **kwargs)
 
 
 class ReplicasCountedTwice(_OfMeshes):
@@ -61,15 +57,11 @@ class ReplicasCountedTwice(_OfMeshes):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.strategies.engines.base import Engine
 
-        def init(right: Any) -> Any:
-            def wrong(engine: Any, *args: Any) -> None:
-                right(engine, *args)
-                self.reached()
-                engine.gradient_divisor *= engine.resolved.mesh.replicate
-
-            return wrong
-
-        patch(Engine, "__init__", init)
+        @patch.replacing(Engine, "__init__")
+        def init(right: Any, engine: Any, *args: Any) -> None:
+            right(engine, *args)
+            self.reached()
+            engine.gradient_divisor *= engine.resolved.mesh.replicate
 
 
 class SecondCopyStale(_OfMeshes):
@@ -83,10 +75,6 @@ class SecondCopyStale(_OfMeshes):
     def inject(self, patch: Patch, case: Any) -> None:
         from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
-        def invalidate(right: Any) -> Any:
-            def wrong(zero: Any) -> None:
-                self.reached()
-
-            return wrong
-
-        patch(DeepSpeedZeroOptimizer_Stage3, "invalidate_secondary_tensor", invalidate)
+        @self.breaking(patch, DeepSpeedZeroOptimizer_Stage3, "invalidate_secondary_tensor")
+        def invalidate(right: Any, zero: Any) -> None:
+            pass

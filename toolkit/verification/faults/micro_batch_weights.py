@@ -49,31 +49,24 @@ class AccumLastUnreduced(Fault):
         from toolkit.strategies.engines.replicated import DdpEngine
         from toolkit.strategies.engines.zero import ZeroEngine
 
-        def accumulating(right: Any) -> Any:
-            def wrong(engine: Any, last: bool) -> Any:
-                if last:
-                    self.reached()
-                return engine.accelerator.no_sync(engine.model) if last else contextlib.nullcontext()
+        @patch.replacing(DdpEngine, "accumulating")
+        def accumulating(right: Any, engine: Any, last: bool) -> Any:
+            if last:
+                self.reached()
+            return engine.accelerator.no_sync(engine.model) if last else contextlib.nullcontext()
 
-            return wrong
+        @patch.replacing(ZeroEngine, "backward")
+        def backward(right: Any, engine: Any, loss: Any, last: bool) -> None:
+            if not last:
+                return right(engine, loss, last)
+            import deepspeed.comm
 
-        def backward(right: Any) -> Any:
-            def wrong(engine: Any, loss: Any, last: bool) -> None:
-                if not last:
-                    return right(engine, loss, last)
-                import deepspeed.comm
-
-                unreduced = Patch()
-                unreduced(deepspeed.comm, "all_reduce", lambda _: self._nothing)
-                try:
-                    return right(engine, loss, last)
-                finally:
-                    unreduced.undo()
-
-            return wrong
-
-        patch(DdpEngine, "accumulating", accumulating)
-        patch(ZeroEngine, "backward", backward)
+            unreduced = Patch()
+            unreduced(deepspeed.comm, "all_reduce", lambda _: self._nothing)
+            try:
+                return right(engine, loss, last)
+            finally:
+                unreduced.undo()
 
     def _nothing(self, *args: Any, **kwargs: Any) -> None:
         self.reached()
@@ -139,24 +132,16 @@ class GradScaled65536(Fault):
         from toolkit.strategies.engines.base import Engine
         from toolkit.strategies.engines.zero import ZeroEngine
 
-        def unscale(right: Any) -> Any:
-            def wrong(engine: Any) -> None:
-                if engine.scaler is None:
-                    right(engine)
-                else:
-                    self.reached()
-
-            return wrong
-
-        def backward(right: Any) -> Any:
-            def wrong(engine: Any, loss: Any, last: bool) -> None:
+        @patch.replacing(Engine, "unscale")
+        def unscale(right: Any, engine: Any) -> None:
+            if engine.scaler is None:
+                right(engine)
+            else:
                 self.reached()
-                right(engine, loss * 65536.0, last)
 
-            return wrong
-
-        patch(Engine, "unscale", unscale)
-        patch(ZeroEngine, "backward", backward)
+        @self.breaking(patch, ZeroEngine, "backward")
+        def backward(right: Any, engine: Any, loss: Any, last: bool) -> None:
+            right(engine, loss * 65536.0, last)
 
 
 class TokensOvercount(Fault):
@@ -172,21 +157,13 @@ class TokensOvercount(Fault):
 
         rows = 0
 
-        def windows(iterate: Any) -> Any:
-            def wrong(loader: Any) -> Iterator[list[MicroBatch]]:
-                nonlocal rows
-                for window in iterate(loader):
-                    rows = sum(len(micro.sample_ids) for micro in window)
-                    yield window
+        @patch.replacing(TrainLoader, "__iter__")
+        def windows(iterate: Any, loader: Any) -> Iterator[list[MicroBatch]]:
+            nonlocal rows
+            for window in iterate(loader):
+                rows = sum(len(micro.sample_ids) for micro in window)
+                yield window
 
-            return wrong
-
-        def overcount(total: Any) -> Any:
-            def sum_over_ranks(tensor: Any) -> Any:
-                self.reached()
-                return total(tensor + rows)
-
-            return sum_over_ranks
-
-        patch(TrainLoader, "__iter__", windows)
-        patch(loop, "sum_over_ranks", overcount)
+        @self.breaking(patch, loop, "sum_over_ranks")
+        def overcount(total: Any, tensor: Any) -> Any:
+            return total(tensor + rows)

@@ -47,26 +47,19 @@ class Mutation(Fault):
         from toolkit.strategies.engines.base import Engine
         from toolkit.strategies.engines.zero import ZeroEngine
 
-        def unscale(right: Any) -> Any:
-            def wrong(engine: Any) -> None:
-                right(engine)
-                if not isinstance(engine, ZeroEngine):
-                    with torch.no_grad():
-                        parameter = self._pick([p for p in engine.parameters.values() if p.grad is not None])
-                        local = parameter.grad.to_local() if hasattr(parameter.grad, "to_local") else parameter.grad
-                        local.copy_(self._changed(local))
+        @patch.replacing(Engine, "unscale")
+        def unscale(right: Any, engine: Any) -> None:
+            right(engine)
+            if not isinstance(engine, ZeroEngine):
+                with torch.no_grad():
+                    parameter = self._pick([p for p in engine.parameters.values() if p.grad is not None])
+                    local = parameter.grad.to_local() if hasattr(parameter.grad, "to_local") else parameter.grad
+                    local.copy_(self._changed(local))
 
-            return wrong
-
-        def engage(right: Any) -> Any:
-            def wrong(engine: Any, prepared: Any) -> None:
-                right(engine, prepared)  # first: loading by part makes the parameters anew
-                self._pick(list(prepared.trainable().values())).register_hook(self._changed)
-
-            return wrong
-
-        patch(Engine, "unscale", unscale)
-        patch(ZeroEngine, "engage", engage)
+        @patch.replacing(ZeroEngine, "engage")
+        def engage(right: Any, engine: Any, prepared: Any) -> None:
+            right(engine, prepared)  # first: loading by part makes the parameters anew
+            self._pick(list(prepared.trainable().values())).register_hook(self._changed)
 
     def _changed(self, tensor: torch.Tensor) -> torch.Tensor:
         changed = self._change(tensor)
@@ -118,18 +111,14 @@ class Mutation(Fault):
 
         from toolkit.data import loader
 
-        def collate(right: Any) -> Any:
-            def wrong(*args: Any, **kwargs: Any) -> Any:
-                micro = right(*args, **kwargs)
-                labels = micro.tensors["labels"].clone()
-                if micro.sample_ids and labels.ndim == 2:
-                    self.reached()
-                    labels[0, 1] = labels[0, 1] + 1 if labels[0, 1] >= 0 else 3
-                return replace(micro, tensors=micro.tensors | {"labels": labels})
-
-            return wrong
-
-        patch(loader, "collate", collate)
+        @patch.replacing(loader, "collate")
+        def collate(right: Any, *args: Any, **kwargs: Any) -> Any:
+            micro = right(*args, **kwargs)
+            labels = micro.tensors["labels"].clone()
+            if micro.sample_ids and labels.ndim == 2:
+                self.reached()
+                labels[0, 1] = labels[0, 1] + 1 if labels[0, 1] >= 0 else 3
+            return replace(micro, tensors=micro.tensors | {"labels": labels})
 
     def _pick(self, things: list[Any]) -> Any:
         return things[self.seed % len(things)]

@@ -21,15 +21,11 @@ class MomentsTruncated(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.optim import adamw8bit
 
-        def make(right: Any) -> Any:
-            def wrong(signed: bool, device: Any) -> Any:
-                values, _ = right(signed, device)
-                self.reached()
-                return values, values[1:]
-
-            return wrong
-
-        patch(adamw8bit, "_tensors", make)
+        @patch.replacing(adamw8bit, "_tensors")
+        def make(right: Any, signed: bool, device: Any) -> Any:
+            values, _ = right(signed, device)
+            self.reached()
+            return values, values[1:]
 
 
 class MomentsUnpacked(Fault):
@@ -45,14 +41,9 @@ class MomentsUnpacked(Fault):
 
         from toolkit.optim import adamw8bit
 
-        def make(right: Any) -> Any:
-            def wrong(groups: Any, optimizer: Any, *, fused: bool) -> Any:
-                self.reached()
-                return torch.optim.AdamW(groups, lr=optimizer.lr, betas=tuple(optimizer.betas), eps=optimizer.eps)
-
-            return wrong
-
-        patch(adamw8bit, "build", make)
+        @self.breaking(patch, adamw8bit, "build")
+        def make(right: Any, groups: Any, optimizer: Any, *, fused: bool) -> Any:
+            return torch.optim.AdamW(groups, lr=optimizer.lr, betas=tuple(optimizer.betas), eps=optimizer.eps)
 
 
 class OptimizerBf16State(Fault):

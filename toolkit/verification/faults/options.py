@@ -15,16 +15,11 @@ class FreezeIgnored(Fault):
     needs: ClassVar = {"model": {"freeze": ["mlp|fc|lin"]}, "adapter": None}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        def freeze_matching(right: Any) -> Any:
-            def wrong(model: Any, patterns: Any, source: str) -> Any:
-                self.reached()
-                return []
-
-            return wrong
-
-        patch(session, "freeze_matching", freeze_matching)
+        @self.breaking(patch, preparation, "freeze_matching")
+        def freeze_matching(right: Any, model: Any, patterns: Any, source: str) -> Any:
+            return []
 
 
 class LabelSmoothingIgnored(Fault):
@@ -59,11 +54,6 @@ class ZLossUnmasked(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.training import loss
 
-        def squared_logsumexp(right: Any) -> Any:
-            def wrong(logits: Any, targets: Any) -> Any:
-                self.reached()
-                return right(logits, targets.clamp(min=0))
-
-            return wrong
-
-        patch(loss, "squared_logsumexp", squared_logsumexp)
+        @self.breaking(patch, loss, "squared_logsumexp")
+        def squared_logsumexp(right: Any, logits: Any, targets: Any) -> Any:
+            return right(logits, targets.clamp(min=0))

@@ -8,35 +8,6 @@ from toolkit.verification.faults.base import Fault, Patch
 from toolkit.verification.faults.helpers import LORA
 
 
-class ResumeAverageLost(Fault):
-    id = "resume-average-lost"
-    title = "the moving average of the weights is not restored by a resume"
-    stages = ("round-trip",)
-    diagnoses = ("average-not-restored",)
-    needs: ClassVar = {"run": {"ema": {"decay": 0.9, "every": 1, "start": 0}}}
-
-    @classmethod
-    def needs_of(cls, resolved: Any) -> dict[str, Any]:
-        pure = resolved.recipe.precision == "bf16-pure"
-        return cls.needs | ({"precision": "bf16"} if pure else {})
-
-    def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import checkpoint
-
-        def load(right: Any) -> Any:
-            def wrong(session: Any, folder: Any) -> Any:
-                self.reached()
-                average, session.average = session.average, None
-                try:
-                    return right(session, folder)
-                finally:
-                    session.average = average
-
-            return wrong
-
-        patch(checkpoint, "load", load)
-
-
 class MergeWrong(Fault):
     id = "merge-wrong"
     title = "merged weights answer differently from the live adapter"
@@ -48,14 +19,9 @@ class MergeWrong(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from peft.tuners.lora.layer import Linear
 
-        def delta(right: Any) -> Any:
-            def wrong(layer: Any, adapter: str) -> Any:
-                self.reached()
-                return right(layer, adapter) * 0.5
-
-            return wrong
-
-        patch(Linear, "get_delta_weight", delta)
+        @self.breaking(patch, Linear, "get_delta_weight")
+        def delta(right: Any, layer: Any, adapter: str) -> Any:
+            return right(layer, adapter) * 0.5
 
 
 class ResumeDataReplayed(Fault):
@@ -67,15 +33,11 @@ class ResumeDataReplayed(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.data.loader import TrainLoader
 
-        def begin(right: Any) -> Any:
-            def wrong(loader: Any, *args: Any, **kwargs: Any) -> None:
-                if kwargs.get("start_window"):
-                    self.reached()
-                right(loader, *args, **(kwargs | {"start_window": 0}))
-
-            return wrong
-
-        patch(TrainLoader, "__init__", begin)
+        @patch.replacing(TrainLoader, "__init__")
+        def begin(right: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            if kwargs.get("start_window"):
+                self.reached()
+            right(loader, *args, **(kwargs | {"start_window": 0}))
 
 
 class ResumeFrozenLost(Fault):
@@ -91,19 +53,15 @@ class ResumeFrozenLost(Fault):
 
         from toolkit.training import checkpoint
 
-        def load(right: Any) -> Any:
-            def wrong(session: Any, folder: Any) -> Any:
-                progress = right(session, folder)
-                with torch.no_grad():
-                    for parameter in session.engine.model.parameters():
-                        if not parameter.requires_grad:
-                            self.reached()
-                            getattr(parameter, "ds_tensor", parameter).data.zero_()
-                return progress
-
-            return wrong
-
-        patch(checkpoint, "load", load)
+        @patch.replacing(checkpoint, "load")
+        def load(right: Any, session: Any, folder: Any) -> Any:
+            progress = right(session, folder)
+            with torch.no_grad():
+                for parameter in session.engine.model.parameters():
+                    if not parameter.requires_grad:
+                        self.reached()
+                        getattr(parameter, "ds_tensor", parameter).data.zero_()
+            return progress
 
 
 class ResumeStepLost(Fault):
@@ -116,14 +74,9 @@ class ResumeStepLost(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.training import checkpoint
 
-        def state(right: Any) -> Any:
-            def wrong(step: int | None, *read: Any) -> Any:
-                self.reached()
-                return right(None if step is None else 0, *read)
-
-            return wrong
-
-        patch(checkpoint, "Saved", state)
+        @self.breaking(patch, checkpoint, "Saved")
+        def state(right: Any, step: int | None, *read: Any) -> Any:
+            return right(None if step is None else 0, *read)
 
 
 class SaveEmptyAdapter(Fault):
@@ -139,17 +92,13 @@ class SaveEmptyAdapter(Fault):
 
         from toolkit.training.tensor_folder import TensorWriter
 
-        def add(right: Any) -> Any:
-            def wrong(writer: Any, name: str, shape: Any, values: Any) -> None:
-                lost = name.endswith("lora_B.default.weight")
-                if lost:
-                    self.reached()
-                    values = [(piece, torch.zeros_like(tensor)) for piece, tensor in values]
-                right(writer, name, shape, values)
-
-            return wrong
-
-        patch(TensorWriter, "add", add)
+        @patch.replacing(TensorWriter, "add")
+        def add(right: Any, writer: Any, name: str, shape: Any, values: Any) -> None:
+            lost = name.endswith("lora_B.default.weight")
+            if lost:
+                self.reached()
+                values = [(piece, torch.zeros_like(tensor)) for piece, tensor in values]
+            right(writer, name, shape, values)
 
 
 class SaveStale(Fault):
@@ -161,11 +110,6 @@ class SaveStale(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.training.tensor_folder import TensorWriter
 
-        def add(right: Any) -> Any:
-            def wrong(writer: Any, name: str, shape: Any, values: Any) -> None:
-                self.reached()
-                right(writer, name, shape, [(piece, t.bfloat16().to(t.dtype)) for piece, t in values])
-
-            return wrong
-
-        patch(TensorWriter, "add", add)
+        @self.breaking(patch, TensorWriter, "add")
+        def add(right: Any, writer: Any, name: str, shape: Any, values: Any) -> None:
+            right(writer, name, shape, [(piece, t.bfloat16().to(t.dtype)) for piece, t in values])

@@ -32,16 +32,13 @@ class LrStepsOnSkip(Fault):
 
             return noted
 
-        def learning_rate(right: Any) -> Any:
-            def wrong(schedule: Any, peak: float, update: int, warmup: int, total: int) -> float:
-                if skips:
-                    self.reached()
-                return right(schedule, peak, update + skips, warmup, total)
-
-            return wrong
+        @patch.replacing(loop, "learning_rate")
+        def learning_rate(right: Any, schedule: Any, peak: float, update: int, warmup: int, total: int) -> float:
+            if skips:
+                self.reached()
+            return right(schedule, peak, update + skips, warmup, total)
 
         patch_engines(patch, "step", step)
-        patch(loop, "learning_rate", learning_rate)
 
 
 class LrStepsPerProcess(Fault):
@@ -58,11 +55,6 @@ class LrStepsPerProcess(Fault):
 
         world = case.resolved().world_size
 
-        def learning_rate(right: Any) -> Any:
-            def wrong(schedule: Any, peak: float, update: int, warmup: int, total: int) -> float:
-                self.reached()
-                return right(schedule, peak, update * world, warmup, total)
-
-            return wrong
-
-        patch(loop, "learning_rate", learning_rate)
+        @self.breaking(patch, loop, "learning_rate")
+        def learning_rate(right: Any, schedule: Any, peak: float, update: int, warmup: int, total: int) -> float:
+            return right(schedule, peak, update * world, warmup, total)

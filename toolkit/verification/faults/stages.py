@@ -30,7 +30,6 @@ class _OfStages(Fault):
             "machine": {"processes": 4, "nodes": 1},
             "batch": {"micro_size": resolved.micro_size, "accumulation": accumulation, "global_size": None},
             "compile": False,
-            "fp8": False,
         }
 
     @classmethod
@@ -71,18 +70,14 @@ class DividedAgain(_OfStages):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.strategies.layouts.pipeline import Staged
 
-        def unscale(right: Any) -> Any:
-            def wrong(engine: Any) -> None:
-                micros = len(engine.pipeline.actions) // 2
-                for parameter in engine.parameters.values():
-                    if parameter.grad is not None and micros > 1:
-                        self.reached()
-                        parameter.grad.div_(micros)
-                right(engine)
-
-            return wrong
-
-        patch(Staged, "unscale", unscale)
+        @patch.replacing(Staged, "unscale")
+        def unscale(right: Any, engine: Any) -> None:
+            micros = len(engine.pipeline.actions) // 2
+            for parameter in engine.parameters.values():
+                if parameter.grad is not None and micros > 1:
+                    self.reached()
+                    parameter.grad.div_(micros)
+            right(engine)
 
 
 class MicroBatchDropped(_OfStages):
@@ -94,16 +89,12 @@ class MicroBatchDropped(_OfStages):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.training import pipeline
 
-        def schedule(right: Any) -> Any:
-            def wrong(stage: int, stages: int, micros: int) -> Any:
-                if micros == 1:
-                    return right(stage, stages, micros)
-                self.reached()
-                return right(stage, stages, micros - 1)
-
-            return wrong
-
-        patch(pipeline, "one_forward_one_backward", schedule)
+        @patch.replacing(pipeline, "one_forward_one_backward")
+        def schedule(right: Any, stage: int, stages: int, micros: int) -> Any:
+            if micros == 1:
+                return right(stage, stages, micros)
+            self.reached()
+            return right(stage, stages, micros - 1)
 
 
 class LastBackwardMissing(_OfStages):
@@ -114,17 +105,13 @@ class LastBackwardMissing(_OfStages):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.training import pipeline
 
-        def schedule(right: Any) -> Any:
-            def wrong(stage: int, stages: int, micros: int) -> Any:
-                found = right(stage, stages, micros)
-                if micros == 1:
-                    return found
-                self.reached()
-                return [action for action in found if action != ("backward", micros - 1)]
-
-            return wrong
-
-        patch(pipeline, "one_forward_one_backward", schedule)
+        @patch.replacing(pipeline, "one_forward_one_backward")
+        def schedule(right: Any, stage: int, stages: int, micros: int) -> Any:
+            found = right(stage, stages, micros)
+            if micros == 1:
+                return found
+            self.reached()
+            return [action for action in found if action != ("backward", micros - 1)]
 
 
 class NormOfOneStage(_OfStages):

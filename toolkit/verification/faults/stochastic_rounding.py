@@ -10,8 +10,7 @@ _STOCHASTIC = {
     "precision": "bf16-pure",
     "optimizer": {"name": "adamw", "kernel": "fused", "rounding": "stochastic"},
     "strategy": {"mesh": None, "offload": "none"},
-    "run": {"ema": None},
-    "fp8": False,
+    "options": None,
 }
 
 
@@ -30,18 +29,14 @@ class RoundedToNearest(_OtherRounding):
 
         from toolkit.optim import stochastic
 
-        def rounded(right: Any) -> Any:
-            return lambda values, bits: values.to(torch.bfloat16)
+        @patch.replacing(stochastic, "_rounded")
+        def rounded(right: Any, values: Any, bits: Any) -> Any:
+            return values.to(torch.bfloat16)
 
+        # What is compiled already has the right rounding.
+        @self.breaking(patch, stochastic, "_kernel")
         def kernel(right: Any) -> Any:
-            def wrong() -> Any:
-                self.reached()
-                return stochastic._adamw
-
-            return wrong
-
-        patch(stochastic, "_rounded", rounded)
-        patch(stochastic, "_kernel", kernel)  # what is compiled already has the right rounding
+            return stochastic._adamw
 
 
 class BitsByRank(_OtherRounding):
@@ -53,15 +48,11 @@ class BitsByRank(_OtherRounding):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.optim import stochastic
 
-        def key(right: Any) -> Any:
-            def wrong(name: str, step: int, first: int) -> Any:
-                if first:
-                    self.reached()
-                return right(name, step, 0)
-
-            return wrong
-
-        patch(stochastic, "_key", key)
+        @patch.replacing(stochastic, "_key")
+        def key(right: Any, name: str, step: int, first: int) -> Any:
+            if first:
+                self.reached()
+            return right(name, step, 0)
 
 
 class BitsOfOneStep(_OtherRounding):
@@ -72,12 +63,8 @@ class BitsOfOneStep(_OtherRounding):
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.optim import stochastic
 
-        def key(right: Any) -> Any:
-            def wrong(name: str, step: int, first: int) -> Any:
-                if step > 1:
-                    self.reached()
-                return right(name, 1, first)
-
-            return wrong
-
-        patch(stochastic, "_key", key)
+        @patch.replacing(stochastic, "_key")
+        def key(right: Any, name: str, step: int, first: int) -> Any:
+            if step > 1:
+                self.reached()
+            return right(name, 1, first)

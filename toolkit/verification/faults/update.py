@@ -17,16 +17,11 @@ class DecayLost(Fault):
     needs: ClassVar = {"optimizer": {"weight_decay": 0.1, "decay": "matrices"}, "adapter": None}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        def decayed_names(right: Any) -> Any:
-            def wrong(model: Any, optimizer: Any) -> frozenset[str]:
-                self.reached()
-                return frozenset()
-
-            return wrong
-
-        patch(session, "decayed_names", decayed_names)
+        @self.breaking(patch, preparation, "decayed_names")
+        def decayed_names(right: Any, model: Any, optimizer: Any) -> frozenset[str]:
+            return frozenset()
 
 
 class DecayOnEverything(Fault):
@@ -37,16 +32,11 @@ class DecayOnEverything(Fault):
     needs: ClassVar = {"optimizer": {"weight_decay": 0.1, "decay": "matrices"}, "adapter": None}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import session
+        from toolkit.training import preparation
 
-        def decayed_names(right: Any) -> Any:
-            def wrong(model: Any, optimizer: Any) -> frozenset[str]:
-                self.reached()
-                return frozenset(name for name, p in model.named_parameters() if p.requires_grad)
-
-            return wrong
-
-        patch(session, "decayed_names", decayed_names)
+        @self.breaking(patch, preparation, "decayed_names")
+        def decayed_names(right: Any, model: Any, optimizer: Any) -> frozenset[str]:
+            return frozenset(name for name, p in model.named_parameters() if p.requires_grad)
 
 
 class MasterBf16(Fault):

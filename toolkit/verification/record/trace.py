@@ -15,7 +15,6 @@ from toolkit.strategies.engines.base import OptimizerState
 from toolkit.strategies.engines.claims import Claim
 from toolkit.verification.record.block_inputs import BlockInputs
 from toolkit.verification.record.plain_form import load_plain, save_plain
-from toolkit.verification.record.products import Product
 
 Tensors = dict[str, torch.Tensor]
 
@@ -53,9 +52,21 @@ class StepTrace:
     states: dict[str, OptimizerState | None] = field(default_factory=dict)
     copies: dict[str, str] = field(default_factory=dict)
     averages: Tensors = field(default_factory=dict)
-    """``run.ema``: after the step."""
+    """What options keep of the weights (``Option.shadow``), as WEIGHT.OPTION: after the step."""
     statistics: Tensors = field(default_factory=dict)
     """Running statistics of batch normalisation after the step, of this rank."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product that was held against its definition. ``kind``: output, gradient of the input or of the weight.
+    ``error``: of the worst element, in units of what rounding explains."""
+
+    step: int
+    micro: int
+    layer: str
+    kind: str
+    error: float
 
 
 @dataclass
@@ -103,12 +114,12 @@ class RankTrace:
     fused: int = 0
     """Forwards whose head answered with the loss in place of logits."""
     options: dict[str, int] = field(default_factory=dict)
-    """Forwards in training that each option of the recipe was active in, by its name."""
+    """Forwards in training that each option of the recipe was active in, by its name; or, below, ``operators``."""
     offloaded: list[tuple[int, int, int]] = field(default_factory=list)
     """Of each store of activations: tensors sent to the host, come back, and bytes sent."""
     compiled: Compilation | None = None
-    float8: int = 0
-    """Products in float8 that torch ran in the step where they are counted."""
+    operators: dict[str, int] = field(default_factory=dict)
+    """Operators of each option that torch ran in the step where they are counted."""
     products: list[Product] = field(default_factory=list)
     """Of the first micro-batch of each step, how far each is from the definition."""
     tied: list[list[str]] = field(default_factory=list)

@@ -6,6 +6,7 @@ It wraps the calls that the training loop makes itself, so what is recorded is w
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,16 +19,16 @@ from toolkit.data.collate import MicroBatch
 from toolkit.optim.adamw8bit import stored_dtype
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.mesh import RowPart
+from toolkit.rooms import asked_options
 from toolkit.strategies.engines.base import Engine, Step
 from toolkit.training import loop
 from toolkit.training.loop import Progress
 from toolkit.training.session import Session
 from toolkit.upstream.torch import DispatchMode, sees_operators
-from toolkit.verification.cases.case import CALM_SCALE, products_step
+from toolkit.verification.cases.case import CALM_SCALE, counted_step
 from toolkit.verification.record.axes import axis_of
 from toolkit.verification.record.block_inputs import BlockInputs, watched_inputs
-from toolkit.verification.record.products import Product, ProductWatch
-from toolkit.verification.record.trace import Evaluated, MicroTrace, RunTrace, StepTrace, digest, plain
+from toolkit.verification.record.trace import Evaluated, MicroTrace, Product, RunTrace, StepTrace, digest, plain
 
 OVERFLOWING_SCALE = 2.0**60
 """No 16-bit gradient survives it: float16 ends at 65504."""
@@ -60,8 +61,9 @@ class SessionTracer:
         self.reducing: set[int] = set()
         """Micro-batches of the first step in whose backward gradients are summed over ranks."""
         self._in_backward = False
-        self.float8 = 0
-        """Products in float8 that torch ran in the step where they are counted."""
+        self.options = [option for option, _ in asked_options(session.resolved.recipe)]
+        self.operators: Counter[str] = Counter()
+        """Of each option with operators, how many torch ran in the step where they are counted."""
         self.products: list[Product] = []
         self.actions: list[tuple[str, int]] = []
         """With a pipeline: what this rank did with the micro-batches of the first step, in order."""
@@ -87,12 +89,12 @@ class SessionTracer:
         if self.overflow_step is not None and engine.loss_scale > self.loss_scale:
             _set_scale(engine, self.loss_scale)
         self.trace.weights, self.trace.states, self.trace.copies = self._tensors()
-        self.trace.averages = self._averages()
+        self.trace.averages = self._shadows()
         self.trace.statistics = self.engine.statistics()
         self.trace.frozen = self._frozen()
-        average: Any = self.session.average
-        if average is not None:
-            average.update = self._watched_update(average.update)
+        shadows: list[Any] = list(self.session.shadows.values())
+        for shadow in shadows:
+            shadow.update = self._watched_update(shadow.update)
         loss_sum, backward, unscale, step = loop.loss_sum, engine.backward, engine.unscale, engine.step
         loop.loss_sum = self._watched_loss(loss_sum)
         engine.backward = self._watched_backward(backward)
@@ -104,15 +106,14 @@ class SessionTracer:
         finally:
             loop.loss_sum = loss_sum
             del engine.backward, engine.unscale, engine.step
-            if average is not None:
-                del average.update
+            for shadow in shadows:
+                del shadow.update
         self.trace.frozen_after = self._frozen()
 
     @contextlib.contextmanager
     def _watching_products(self) -> Iterator[None]:
         """Of the first micro-batch of each step. Compiled code is left alone."""
-        recipe = self.engine.resolved.recipe
-        if not recipe.fp8 or recipe.compile:
+        if self.engine.resolved.recipe.compile:
             yield
             return
 
@@ -120,8 +121,11 @@ class SessionTracer:
             step = self._step
             return None if step is None or step.micros else (step.step, 0)
 
-        with ProductWatch(self.engine.model, here).watching() as self.products:
+        with contextlib.ExitStack() as stack:
+            watches = (option.watching(self.engine.model, here) for option in self.options)
+            seen = [stack.enter_context(watch) for watch in watches if watch is not None]
             yield
+        self.products = list(itertools.chain(*seen))
 
     @contextlib.contextmanager
     def _watching_inputs(self) -> Iterator[None]:
@@ -256,25 +260,25 @@ class SessionTracer:
     def _watched_update(self, update: Callable[[int], None]) -> Callable[[int], None]:
         def watched(updates: int) -> None:
             update(updates)
-            self.trace.steps[-1].averages = self._averages()
+            self.trace.steps[-1].averages = self._shadows()
 
         return watched
 
-    def _averages(self) -> dict[str, torch.Tensor]:
-        """Of ``run.ema``, as a checkpoint reads them; rank 0 has them."""
-        if self.session.average is None:
-            return {}
-        with self.session.average.swapped():
-            whole = self._weights()
+    def _shadows(self) -> dict[str, torch.Tensor]:
+        """What options keep of the weights, as a checkpoint reads it and names it; rank 0 has it."""
+        whole: dict[str, torch.Tensor] = {}
+        for option, shadow in self.session.shadows.items():
+            with shadow.swapped():
+                whole |= {f"{name}.{option}": tensor for name, tensor in self._weights().items()}
         return whole if self.main else {}
 
     def _frozen(self) -> dict[str, str]:
         return {name: digest(_local(p)) for name, p in self._frozen_parameters.items()}
 
     def _counting(self) -> contextlib.AbstractContextManager[Any]:
-        """Collectives, and products in float8, are counted in the first step: a dispatch mode around every operator
-        takes its time."""
-        counted = {0, products_step(self.engine.resolved)} if self.engine.resolved.recipe.fp8 else {0}
+        """Collectives are counted in the first step, operators of options in theirs: a dispatch mode around every
+        operator takes its time."""
+        counted = {0, *(counted_step(self.engine.resolved) for option in self.options if option.operators)}
         if self._step is None or self._step.step not in counted:
             return contextlib.nullcontext()
         if self.engine.resolved.recipe.compile or not sees_operators():
@@ -294,8 +298,8 @@ class SessionTracer:
                     # Along the tensor axis it is hidden states that are summed.
                     if self._in_backward and kind in _SUMS and axis != "tensor":
                         self.reducing.add(len(self._step.micros) - 1)
-        elif operator.startswith("aten::_scaled_mm") and self._step.step == products_step(self.engine.resolved):
-            self.float8 += 1
+        elif self._step.step == counted_step(self.engine.resolved):
+            self.operators.update(one.name for one in self.options if operator.startswith(one.operators))
 
     def _mark(self, stage: str) -> None:
         if self.marker is not None:

@@ -89,13 +89,14 @@ def _run(case: Case, trace: RankTrace) -> None:
         _train(session, case, progress, after_step)
     trace.forwards = sum(len(step.micros) for step in run.steps)
     trace.fused = fused_calls(session.engine.model) - evaluating["fused"]
-    trace.options = {one.name: one.calls(session.engine.model) for one, _ in asked_options(resolved.recipe)}
+    asked = [option for option, _ in asked_options(resolved.recipe) if option.claim and option.seen_by == "calls"]
+    trace.options = {option.name: option.calls(session.engine.model) for option in asked}
     if resolved.recipe.compile:
         seen = compilation()
         trace.compiled = replace(seen, calls=seen.calls - evaluating["calls"], runs=seen.runs - evaluating["runs"])
     trace.offloaded = [(s.moved, s.returned, s.bytes_out) for s in host_stores(session.engine.blocks)]
     trace.recomputed = recomputed_calls(session.engine.blocks)
-    trace.float8, trace.products = recorder.float8, recorder.products
+    trace.operators, trace.products = dict(recorder.operators), recorder.products
     trace.inputs = recorder.inputs
     trace.collectives, trace.axes = dict(recorder.collectives), dict(recorder.axes)
     trace.reducing = sorted(recorder.reducing)

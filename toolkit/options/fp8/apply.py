@@ -21,7 +21,9 @@ from torch import nn
 from torch.nn import functional
 
 from toolkit.errors import InputError
-from toolkit.recipe.fp8able import MULTIPLE, NEEDS, capability_message
+from toolkit.model.checkpointing import find_blocks
+from toolkit.model.unreached import OWN_FUNCTIONS
+from toolkit.options.fp8.spec import MULTIPLE, NEEDS, capability_message
 from toolkit.recipe.resolve import Resolved
 from toolkit.upstream.torch import float8_product
 
@@ -102,6 +104,9 @@ def rounded(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, tor
     return (tensor * scale.to(tensor.dtype)).to(dtype), scale.reciprocal()
 
 
+OWN_FUNCTIONS.add(Fp8Product.__name__)
+
+
 def _multiplied(
     left: torch.Tensor, right: torch.Tensor, of_left: torch.Tensor, of_right: torch.Tensor, dtype: torch.dtype,
     fast: bool = False,
@@ -124,6 +129,11 @@ def check_device(resolved: Resolved) -> None:
     """Raise InputError if the training GPU has no float8 products."""
     if resolved.device == "cuda" and (found := torch.cuda.get_device_capability()) < NEEDS:
         raise InputError(f"{resolved.source}: fp8: {capability_message(found)}, or set fp8: false")
+
+
+def prepare(model: nn.Module, resolved: Resolved) -> list[str]:
+    """``convert`` the blocks of a recipe's model."""
+    return convert(model, find_blocks(model, resolved), resolved)
 
 
 def convert(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], resolved: Resolved) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from toolkit.errors import InputError
-from toolkit.recipe.kernelable import KINDS, PACKAGE, liger_arguments, liger_version, other_activation, why_no_liger
+from toolkit.options.liger.spec import KINDS, PACKAGE, liger_arguments, liger_version, other_activation, why_no_liger
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.resolve import Resolved
 
@@ -34,14 +34,14 @@ class Replaced:
         return f"{self.norms} norms, {self.mlps} MLPs, {self.rotations} rotary embeddings"
 
 
-def use_liger(model: Any, resolved: Resolved) -> Replaced:
+def prepare(model: Any, resolved: Resolved) -> Replaced:
     """Replace what liger_kernel can of a transformers ``model``, before adapters, and count it.
 
     Raises InputError where it is not installed, does not know the model type, or replaces nothing.
     """
-    key = f"{resolved.source}: model.kernels: liger"
     if (reason := why_no_liger(resolved.device)) is not None:
-        raise InputError(f"{key}: {reason}, or set torch")
+        raise InputError(f"{resolved.source}: model.kernels: liger: {reason}, or set torch")
+    key = f"{resolved.source}: model.kernels: liger"
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
     arguments = (liger_arguments() or {}).get(model.config.model_type, ())

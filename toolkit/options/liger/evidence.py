@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from toolkit.model.kernels import Replaced, replaced
+from toolkit.options.liger.apply import Replaced, replaced
 from toolkit.strategies.engines.claims import Claim
 
 

@@ -1,34 +1,94 @@
-"""Every float8 product of a micro-batch, held against the definition on that product's own operands, while it runs.
+"""That products run in float8: the layers that do, how many products there are, and that each is right.
 
-The operands are the same to the bit on both sides, so none can fall to another float8 number, and what is left is the
-rounding of the result: an error that the whole model's comparison would take for noise is seen here.
+Every product of a micro-batch is held against the definition on its own operands, while it runs. These are the same to
+the bit on both sides, so none can fall to another float8 number, and what is left is the rounding of the result: an
+error that the whole model's comparison would take for noise is seen here.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from toolkit.model import fp8
-from toolkit.reference.fp8 import E4M3, E5M2, rounded
+from toolkit.options.fp8 import apply as fp8
+from toolkit.options.fp8.reference import E4M3, E5M2, Counted, rounded
+from toolkit.recipe.resolve import Resolved
+from toolkit.strategies.engines.claims import Claim
 from toolkit.upstream.torch import modes_off
+from toolkit.verification.cases.case import counted_step
+from toolkit.verification.compare.measure import Measure, Stage
+from toolkit.verification.diagnose.diagnosis import Diagnosis
+from toolkit.verification.record.trace import Product, RankTrace
+
+FLOAT8_LAYERS = "float8-layers"
+KINDS = {
+    "product": (
+        "{name}: {product}",
+        "in roundings off the product of the same operands, rounded to float8 by the definition",
+    )
+}
 
 
-@dataclass(frozen=True)
-class Product:
-    """One product that was looked at. ``kind``: output, gradient of the input or of the weight. ``error``: of the worst
-    element, in units of what rounding explains."""
+def layers_claim(model: nn.Module, converted: int) -> Claim:
+    """The layers that were converted are those of the model that trains."""
+    seen = len(fp8.fp8_layers(model))
+    return Claim(FLOAT8_LAYERS, "linear layers in float8", str(converted), str(seen), seen == converted > 0)
 
-    step: int
-    micro: int
-    layer: str
-    kind: str
-    error: float
+
+def engaged(ranks: Sequence[RankTrace], resolved: Resolved, counted: Counted) -> list[Claim]:
+    """As many layers as the plain loop rounds the products of, and as many products as it took in one step, seen where
+    torch runs them. A recomputed block multiplies once more; compiled code may, too."""
+    right = str(counted.layers)
+    claims = [
+        replace(claim, expected=right, ok=claim.ok and claim.seen == right)
+        for claim in ranks[0].claims
+        if claim.id == FLOAT8_LAYERS
+    ]
+    forward, backward = counted.forward, counted.backward
+    full = resolved.recipe.activation_checkpointing == "full"
+    seen = sum(rank.operators.get("fp8", 0) for rank in ranks)
+    least = forward + backward + (counted.recomputed if full else 0)
+    most = forward + backward + (forward if full else 0)
+    ok = seen >= forward + backward > 0 if resolved.recipe.compile else 0 < least <= seen <= most
+    expected = f"{forward + backward} or more" if resolved.recipe.compile else str(most)
+    if least < most and not resolved.recipe.compile:
+        expected = f"{least} to {most}"
+    return [
+        *claims,
+        Claim("float8-products", f"float8 products in step {counted_step(resolved) + 1}", expected, str(seen), ok),
+    ]
+
+
+def stage(ranks: Sequence[RankTrace]) -> Stage:
+    """Each product against the definition on its own operands."""
+    stage = Stage("products", detection_limit=1.0)
+    for rank in ranks:
+        for one in rank.products:
+            stage.measures.append(
+                Measure(
+                    "product", one.step, one.error, 1.0, one.layer, 1.0, one.micro, rank.rank, {"product": one.kind}
+                )
+            )
+    worst = max((m.error for m in stage.measures), default=0.0)
+    stage.summary = f"{len(stage.measures)}, {worst:.2f} of 1 rounding"
+    return stage
+
+
+def diagnose(stage: Stage, measure: Measure) -> Diagnosis:
+    of_step = [m for m in stage.measures if m.step == measure.step]
+    wrong = [m for m in of_step if not m.ok]
+    kinds = ", ".join(sorted({m.facts["product"] for m in wrong}))
+    facts = {"step": measure.step + 1, "count": len(wrong), "all": len(of_step), "kinds": kinds}
+    return Diagnosis("float8-product-wrong", facts)
+
+
+def watching(model: nn.Module, here: Callable[[], tuple[int, int] | None]) -> Any:
+    return ProductWatch(model, here).watching()
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tiny import recipe_dict
 from toolkit.model.checkpointing import checkpoint_blocks
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
-from toolkit.training.session import prepare_model
+from toolkit.training.preparation import prepare_model
 
 
 @triton.jit
@@ -65,7 +65,7 @@ def gradients(kernels: str, sections: dict[str, Any], selective: bool) -> tuple[
     loss = prepared.model(input_ids=ids, labels=ids).loss
     loss.backward()
     found = [p.grad for p in prepared.model.parameters() if p.grad is not None]
-    return prepared.kernels, [loss.detach(), *found]
+    return prepared.options.get("liger"), [loss.detach(), *found]
 
 
 def main() -> None:

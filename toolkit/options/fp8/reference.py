@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,58 @@ from torch import nn
 from torch.nn import functional
 
 from toolkit.recipe.resolve import Resolved
+from toolkit.reference.option import PlainOption
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What the plain loop has rounded: layers, products of the forward and of the backward; and the products, at least,
+    that recomputing whole blocks runs again."""
+
+    layers: int
+    forward: int
+    backward: int
+    recomputed: int
+
+
+@dataclass(frozen=True)
+class PlainProducts(PlainOption):
+    """The linear layers of the blocks multiply rounded values."""
+
+    def change(self, model: nn.Module, resolved: Resolved) -> None:
+        round_products(model, resolved)
+
+    def without(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
+        return unrounded(model)
+
+    def shaken(self, model: nn.Module, seed: int) -> contextlib.AbstractContextManager[None]:
+        return shaken(model, seed)
+
+    def reset(self, model: nn.Module) -> None:
+        for layer in rounded_layers(model).values():
+            layer.products = layer.backward_products = 0
+
+    def count(self, model: nn.Module, blocks: Sequence[nn.Module]) -> Counted:
+        layers = rounded_layers(model).values()
+        return Counted(
+            len(layers),
+            sum(one.products for one in layers),
+            sum(one.backward_products for one in layers),
+            sum(_recomputed(block) for block in blocks),
+        )
+
+
+def plain(settings: bool) -> PlainProducts:
+    return PlainProducts()
+
+
+def _recomputed(block: nn.Module) -> int:
+    """Products of a block that its recomputation runs again. It ends with the last tensor that the backward needs: in
+    the first block of a model whose attention and MLP are side by side the MLP has no gradient where it does not
+    train, and is not run again."""
+    layers = rounded_layers(block).values()
+    last = max((one.ran for one in layers if one.backward_products), default=-1)
+    return sum(one.products for one in layers if one.ran <= last)
 
 
 @dataclass(frozen=True)

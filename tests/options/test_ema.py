@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import toolkit
 from cases import every_case
 from jobs import loader_for, resolved_from
 from tiny import recipe_dict
@@ -27,8 +28,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def averages(session: Session) -> Tensors:
-    assert session.average is not None
-    with session.average.swapped():
+    with session.shadows["ema"].swapped():
         return {name: session.engine.full_weight(name) for name in session.engine.shapes}
 
 
@@ -90,14 +90,16 @@ def test_an_export_may_have_the_averages(tiny_root: Path, tmp_path: Path) -> Non
     from safetensors.torch import load_file
 
     for ema, right in ((True, made[2]), (False, made[1][-1])):
-        export(tmp_path / "run", tmp_path / f"out-{ema}", ema=ema)
-        found = load_file(tmp_path / f"out-{ema}/model.safetensors")
+        exported = toolkit.export(tmp_path / "run", tmp_path / f"out-{ema}", ema=ema)
+        found = load_file(exported.folder / "model.safetensors")
         assert all(torch.equal(found[name], tensor) for name, tensor in right.items())
     assert "averaged weights" in (tmp_path / "out-True/README.md").read_text()
+    with pytest.raises(InputError, match=r"--neftune: this installation has no toolkit/options/neftune"):
+        export(tmp_path / "run", tmp_path / "out", weights_of="neftune")
     without = resolved_from(recipe(tiny_root, "single", run={}))
     steps_job_without(without, tmp_path / "plain/checkpoints")
     with pytest.raises(InputError, match=r"--ema: it has no average of the weights"):
-        export(tmp_path / "plain", tmp_path / "out", ema=True)
+        export(tmp_path / "plain", tmp_path / "out", weights_of="ema")
     with pytest.raises(InputError, match=r"run\.ema \(checkpoint: None, recipe: "):
         checkpoint.load(
             open_session(resolved_from(recipe(tiny_root, "single"))), tmp_path / "plain/checkpoints/step-00000000"

@@ -8,9 +8,11 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, ClassVar
 
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.schema import Recipe
+from toolkit.rooms import Option
 from toolkit.tasks import task_of
 
 PACKAGE = "liger-kernel"
@@ -21,7 +23,60 @@ _ACTIVATIONS = {"swiglu": ("silu", "swish"), "geglu": ("gelu_pytorch_tanh",)}
 """What the kernel of an MLP computes, whatever the model's config has (liger_kernel 0.8.5, monkey_patch.py)."""
 
 
-def why_not_liger(recipe: Recipe, facts: ModelFacts) -> str | None:
+class Liger(Option):
+    name = "liger"
+    title = "norms, gated MLPs and rotary embeddings are computed by the kernels of liger_kernel"
+    typed_key = "model.kernels"
+    off_value = "torch"
+    axes = frozenset({"context", "tensor", "pipeline", "expert"})  # refused below, with another message
+    claim = ("liger-kernels", "operators of liger_kernel")
+    missing = "liger-kernels-missing"
+    seen_by = "evidence"
+    before_adapters = True
+    fuses = True
+    reorders = "Liger's kernels may compute in another order"
+    needs_gpu = "model.kernels: liger: verified with torch's operators, since Liger's kernels need a GPU"
+    packages: ClassVar = {PACKAGE: "model.kernels: liger"}
+    # What is counted are torch's operators; these keep other tensors for the backward.
+    unmeasured = "norms, MLPs and rotary embeddings from liger_kernel"
+
+    def why_not(
+        self, settings: str, recipe: Recipe, facts: ModelFacts, blocks: tuple[str, ...], device: str
+    ) -> str | None:
+        reason = _why_not(recipe, facts)
+        return None if reason is None else f"liger {reason}"
+
+    def why_not_here(self, settings: str, device: str) -> str | None:
+        reason = why_no_liger(device)
+        return None if reason is None else f"liger: {reason}, or set torch"
+
+    def decision(self, settings: str) -> tuple[str, str]:
+        why = "norms, gated MLPs and rotary embeddings of liger_kernel; in training_args.json as use_liger_kernel"
+        return settings, why
+
+    def training_args(self, settings: str) -> dict[str, Any]:
+        return {"use_liger_kernel": True}
+
+    def trainer_arguments(self, settings: str, resolved: Any) -> dict[str, Any]:
+        # Without these two the Trainer replaces the loss as well, of Granite for the whole process.
+        fused = resolved.loss_kernel == "liger"
+        kernels = {"fused_linear_cross_entropy": fused, "cross_entropy": False}
+        return self.training_args(settings) | {"liger_kernel_config": kernels}
+
+    def prepare(self, model: Any, settings: str, resolved: Any) -> Any:
+        return self._needed("apply").prepare(model, resolved)
+
+    def evidence(self, model: Any, prepared: Any) -> list[Any]:
+        return [self._needed("evidence").kernel_claim(model, prepared)]
+
+    def plain(self, settings: str) -> Any:
+        """Nothing: the plain loop has torch's operators."""
+        from toolkit.reference.option import PlainOption
+
+        return PlainOption()
+
+
+def _why_not(recipe: Recipe, facts: ModelFacts) -> str | None:
     """Why ``model.kernels: liger`` is not possible with this recipe, and the alternative; or None. Whether liger_kernel
     knows the model type is checked where it is installed."""
     if recipe.compile:

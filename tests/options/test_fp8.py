@@ -18,21 +18,19 @@ from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.launch.job import check_machine
-from toolkit.model import fp8
-from toolkit.model.fp8 import Fp8Linear, fp8_layers
-from toolkit.recipe import fp8able
+from toolkit.options.fp8 import apply as fp8
+from toolkit.options.fp8 import reference as definition
+from toolkit.options.fp8 import spec
+from toolkit.options.fp8.apply import Fp8Linear, fp8_layers
+from toolkit.options.fp8.evidence import FLOAT8_LAYERS, ProductWatch, engaged, layers_claim
+from toolkit.options.fp8.reference import E4M3, E5M2, Counted, Format, RoundedLinear
 from toolkit.recipe.resolve import Resolved
-from toolkit.reference import fp8 as definition
-from toolkit.reference.fp8 import E4M3, E5M2, Format, RoundedLinear
 from toolkit.strategies.engines.claims import Claim
-from toolkit.strategies.engines.float8 import FLOAT8_LAYERS, product_claim
 from toolkit.training.export import export
 from toolkit.training.finding import newest
-from toolkit.training.session import prepare_model
+from toolkit.training.preparation import prepare_model
 from toolkit.verification import screen
-from toolkit.verification.compare.engagement import _float8
 from toolkit.verification.matrix import what_caught
-from toolkit.verification.record.products import ProductWatch
 from toolkit.verification.record.trace import RankTrace
 from toolkit.verification.run import verify
 
@@ -110,7 +108,7 @@ def test_a_layer_is_the_definition(trains: bool, bias: bool, autocast: bool) -> 
     assert 0.01 < (found[0][0] - plain).norm() / plain.norm() < 0.06  # roundings by 2^-4 at most; not bf16
 
 
-class Counted(TorchDispatchMode):
+class Counting(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.products = 0
@@ -125,7 +123,7 @@ def test_a_frozen_weight_takes_no_product_and_keeps_no_input(trains: bool, produ
     layer = Fp8Linear(nn.Linear(64, 48, bias=False).bfloat16().requires_grad_(trains))
     saved: list[torch.Tensor] = []
     x = drawn(21, 64).bfloat16().requires_grad_()
-    with Counted() as seen, torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+    with Counting() as seen, torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         layer(x).sum().backward()
     assert seen.products == products
     assert sum(t.numel() * t.element_size() for t in saved if t is not layer.weight) == kept
@@ -138,20 +136,20 @@ def test_only_the_blocks_are_converted(tiny_root: Path) -> None:
     adapter = LORA | {"modules_to_save": ["down_proj"], "target_modules": ["q_proj"]}
     prepared = prepare_model(resolved_from(recipe(tiny_root, adapter=adapter)), 0)
     names = fp8_layers(prepared.model)
-    assert len(names) == len(prepared.products) == 14
+    assert len(names) == len(prepared.options["fp8"]) == 14
     assert not [name for name in names if "lm_head" in name or "lora" in name]
     assert sum("q_proj.base_layer" in name for name in names) == 2
     assert sum("down_proj.modules_to_save" in name for name in names) == 2
-    assert product_claim(prepared.model, 14).ok
+    assert layers_claim(prepared.model, 14).ok
     for layer in fp8_layers(prepared.model).values():
         layer.__class__ = nn.Linear  # type: ignore[assignment]
-    assert not product_claim(prepared.model, 14).ok
+    assert not layers_claim(prepared.model, 14).ok
 
 
 def test_sizes_that_no_product_takes_stay_and_where_all_do_it_is_reported(tiny_root: Path) -> None:
     heads = {"num_attention_heads": 4, "head_dim": 6}  # 24 and 12 features beside 32 and 64
     prepared = prepare_model(resolved_from(recipe(tiny_root, model={"config": LLAMA | heads})), 0)
-    assert {name.rsplit(".", 1)[-1] for name in prepared.products} == {"gate_proj", "up_proj", "down_proj"}
+    assert {name.rsplit(".", 1)[-1] for name in prepared.options["fp8"]} == {"gate_proj", "up_proj", "down_proj"}
     none = LLAMA | heads | {"intermediate_size": 72}
     with pytest.raises(InputError, match="multiples of 16, but the blocks of LlamaForCausalLM have none"):
         prepare_model(resolved_from(recipe(tiny_root, model={"config": none})), 0)
@@ -221,20 +219,12 @@ def test_faults_are_found_and_named(
     assert outcome.diagnosis.id == diagnosis
 
 
-class Plain:
-    """What the plain loop found, as far as claims ask."""
-
-    float8_layers, products = 14, (28, 42)
-    recomputed = 28
-    """Of a block's products that its recomputation runs again."""
-
-
 def test_it_counts_as_exercised_only_where_float8_products_ran(tiny_root: Path) -> None:
     def claims(layers: str, *ran: int, **sections: Any) -> list[bool]:
-        traces = [RankTrace(rank, float8=count) for rank, count in enumerate(ran)]
+        traces = [RankTrace(rank, operators={"fp8": count}) for rank, count in enumerate(ran)]
         traces[0].claims = [Claim(FLOAT8_LAYERS, "linear layers in float8", layers, layers, True)]
         resolved: Resolved = resolved_from(recipe(tiny_root, "ddp", **sections))
-        return [claim.ok for claim in _float8(traces, resolved, Plain())]  # type: ignore[arg-type]
+        return [claim.ok for claim in engaged(traces, resolved, Counted(14, 28, 42, 28))]
 
     assert claims("14", 35, 35) == [True, True]
     assert claims("14", 49, 49, activation_checkpointing="full") == [True, True]
@@ -272,6 +262,7 @@ def test_it_is_the_plain_loop_on_rounded_products(strategy: str, way: str, tiny_
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
+@pytest.mark.usefixtures("launches")
 def test_verified_with_machine_code(tiny_root: Path) -> None:
     resolved = resolved_from(recipe(tiny_root, compile=True, adapter=LORA, activation_checkpointing="full"))
     outcome = verify(resolved, time_limit=800)
@@ -344,7 +335,7 @@ def test_refused_at_config_time(tiny_root: Path, sections: dict[str, Any], messa
 def test_a_gpu_without_float8_is_refused_once_it_is_known(
     found: tuple[tuple[int, int], ...], ok: bool, tiny_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fp8able, "compute_capabilities", lambda: found)
+    monkeypatch.setattr(spec, "compute_capabilities", lambda: found)
     monkeypatch.setattr("toolkit.launch.job.cuda_device_count", lambda: len(found))
     resolved = resolved_from(
         recipe(tiny_root, machine={"device": "cuda", "processes": 1})

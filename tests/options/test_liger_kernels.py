@@ -22,13 +22,13 @@ from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.launch.job import check_machine
 from toolkit.launch.training_args import training_args
-from toolkit.model.kernels import Replaced, replaced
-from toolkit.recipe import kernelable
+from toolkit.options.liger import spec
+from toolkit.options.liger.apply import Replaced, replaced
+from toolkit.options.liger.evidence import kernel_claim
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
-from toolkit.strategies.engines.kernels import kernel_claim
-from toolkit.training.session import prepare_model
+from toolkit.training.preparation import prepare_model
 from toolkit.verification.compare.arithmetic import why_measured
 from toolkit.verification.run import verify
 
@@ -102,9 +102,9 @@ def liger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in [name for name in sys.modules if name.partition(".")[0] == "liger_kernel"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(str(tmp_path / "packages"))
-    kernelable.liger_arguments.cache_clear()
+    spec.liger_arguments.cache_clear()
     yield
-    kernelable.liger_arguments.cache_clear()
+    spec.liger_arguments.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "liger_kernel"]:
         del sys.modules[name]
 
@@ -146,15 +146,15 @@ def test_models_of_images_are_refused(tmp_path: Path, liger: None) -> None:
 
 
 def test_the_package_that_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernelable, "_package", lambda: None)
-    kernelable.liger_arguments.cache_clear()
+    monkeypatch.setattr(spec, "_package", lambda: None)
+    spec.liger_arguments.cache_clear()
     asked = resolved(tmp_path)  # plans and launch files need no package
     message = "r: model.kernels: liger: liger-kernel is not installed; pip install liger-kernel, or set torch"
     with pytest.raises(InputError, match=message):
         check_machine(asked)
     with pytest.raises(InputError, match=message):
         prepare_model(asked)
-    kernelable.liger_arguments.cache_clear()
+    spec.liger_arguments.cache_clear()
 
 
 @pytest.mark.usefixtures("launches")
@@ -184,7 +184,7 @@ def test_this_model_alone_is_changed(tmp_path: Path, liger: None) -> None:
     names = dict(vars(modeling_llama))
     right = gradients(prepare_model(resolved(tmp_path, "torch")).model)
     prepared = prepare_model(resolved(tmp_path))
-    assert prepared.kernels == EVERYTHING
+    assert prepared.options["liger"] == EVERYTHING
     found = gradients(prepared.model)
     from liger_kernel.operators import calls  # type: ignore[import-not-found]
 
@@ -236,9 +236,9 @@ def test_runs_claim_it(strategy: str, tiny_root: Path, liger: None) -> None:
 
 
 def _job(values: dict[str, Any]) -> Any:
-    from toolkit.model import kernels
+    from toolkit.options.liger import apply
 
-    kernels.why_no_liger = lambda device: None
+    apply.why_no_liger = lambda device: None
     return train_job(resolved_from(values), 2)
 
 
@@ -250,7 +250,7 @@ def test_a_verdicts_tolerance_is_measured(tmp_path: Path, liger: None) -> None:
 
 
 def test_explained_planned_and_handed_to_the_trainer(tmp_path: Path, liger: None) -> None:
-    from toolkit.planning.candidate import KERNELS_UNKNOWN, Candidate
+    from toolkit.planning.candidate import Candidate
 
     asked = resolved(tmp_path)
     [decision] = [one for one in asked.decisions if one.key == "model.kernels"]
@@ -264,7 +264,7 @@ def test_explained_planned_and_handed_to_the_trainer(tmp_path: Path, liger: None
     assert "use_liger_kernel" not in training_args(resolved(tmp_path, "torch"))
     candidate = Candidate.__new__(Candidate)
     object.__setattr__(candidate, "resolved", asked)
-    assert KERNELS_UNKNOWN in candidate.unmeasured
+    assert "norms, MLPs and rotary embeddings from liger_kernel" in candidate.unmeasured
 
 
 @every_case(
