@@ -206,9 +206,9 @@ class Option:
     fuses: ClassVar[bool] = False
     """Whether its kernels compute several operations of a block at once, which then round otherwise. `verify` measures
     what other roundings of a block's operations change."""
-    seen_by: ClassVar[Literal["calls", "operators", "evidence"]] = "calls"
-    """How `verify` knows that it is active: ``calls`` in each forward, its ``operators`` in one step, or ``evidence``
-    of the model alone."""
+    seen_by: ClassVar[Literal["calls", "operators", "store", "evidence"]] = "calls"
+    """How `verify` knows that it is active: ``calls`` in each forward, its ``operators`` in one step, what its
+    ``store`` counts, or ``evidence`` of the model alone."""
     operators: ClassVar[tuple[str, ...]] = ()
     """How names of torch's operators begin that it runs."""
     compared_claims: ClassVar[tuple[str, ...]] = ()
@@ -224,8 +224,9 @@ class Option:
         return []
 
     def engaged(self, ranks: Sequence[Any], resolved: Any, counted: Any) -> list[Any]:
-        """Claims about a recorded run that is ``seen_by`` operators: ``ranks`` are its RankTraces, ``counted`` what the
-        plain loop counted (``PlainOption.count``)."""
+        """Claims about a recorded run that is ``seen_by`` operators or a store: ``ranks`` are its RankTraces,
+        ``counted`` what the plain loop counted (``PlainOption.count``), or of each block whether a backward reaches
+        it."""
         return list(self._needed("evidence").engaged(ranks, resolved, counted))
 
     def watching(self, model: Any, here: Any) -> Any:
@@ -252,6 +253,20 @@ class Option:
         """What a function of the room's ``evidence`` says; None where there is none."""
         found = getattr(self._part("evidence"), function, None)
         return None if found is None else found(*arguments)
+
+    # ------------------------------------------------------------------ of where what blocks keep is stored
+
+    free: ClassVar[bool] = False
+    """Whether a resumed run may have it otherwise, and an export leaves it out: it says how a run computes, not what is
+    trained."""
+    host_value: ClassVar[Any] = None
+    """The value of its typed key, of the recipe's top level, with which ``store`` is host memory; None: it has no such
+    value. `plan` counts what blocks keep there, but for what is on its way, and tries it where nothing else fits."""
+
+    def store(self, settings: Any) -> Any:
+        """Where what checkpointed blocks keep waits for their backward: a Store (toolkit/model/checkpointing.py); None:
+        where it is."""
+        return None
 
     # ------------------------------------------------------------------ of state beside the weights, through a run
 
@@ -322,6 +337,28 @@ def shadows() -> dict[str, Shadow]:
 def state_bytes(recipe: Any, elements: int) -> int:
     """Bytes that the options of ``recipe`` keep of so many trained elements."""
     return sum(option.state_bytes(settings, elements) for option, settings in asked_options(recipe))
+
+
+def host_options() -> list[Option]:
+    """Those that can store in host memory what checkpointed blocks keep."""
+    load_plugins(installed=False)
+    return [option for option in REGISTERED.values() if option.host_value is not None]
+
+
+def host_settings(recipe: Any) -> dict[str, Any]:
+    """By key what ``recipe`` has of ``host_options``, on or off."""
+    return {option.key: getattr(recipe, option.key) for option in host_options()}
+
+
+def in_host(recipe: Any) -> bool:
+    """Whether what checkpointed blocks keep is in host memory."""
+    return any(getattr(recipe, option.key) == option.host_value for option in host_options())
+
+
+def store_of(recipe: Any) -> Any:
+    """The ``store`` that an option of ``recipe`` has; None if none has one."""
+    stores = (option.store(settings) for option, settings in asked_options(recipe))
+    return next((store for store in stores if store is not None), None)
 
 
 def prepare_options(model: Any, resolved: Any, *, before_adapters: bool, traced: bool = False) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from toolkit.planning.choice import FASTEST, ROOMIEST, SIMPLEST, choose, why_cho
 from toolkit.planning.hardware import GIB
 from toolkit.planning.memory import Memory
 from toolkit.planning.time import Seconds
+from toolkit.rooms import host_options
 from toolkit.strategies import strategies
 
 
@@ -25,7 +26,8 @@ def way(
 ) -> Candidate:  # fmt: skip
     """A candidate of 80 GiB devices with only what a choice reads."""
     strategy = SimpleNamespace(name=name, offload=offload, sync=None, reshard_after_forward=True, unsharded_blocks=None)
-    recipe = SimpleNamespace(strategy=strategy, activation_checkpointing=kind, loss="plain", activation_offload=False)
+    off = {option.key: option.off_value for option in host_options()}
+    recipe = SimpleNamespace(strategy=strategy, activation_checkpointing=kind, loss="plain", **off)
     resolved = cast(Any, SimpleNamespace(recipe=recipe, micro_size=micro, traits=strategies()[name].traits))
     memory = Memory(peak=int(gib * GIB))
     time = None if seconds is None else Seconds(seconds, 0.0, 0.0, 0.0, 0.0)

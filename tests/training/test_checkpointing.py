@@ -1,28 +1,18 @@
-"""What checkpointing keeps, computes again, and moves to the host."""
+"""What checkpointing keeps, and computes again."""
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from itertools import product
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cases import every_case
-from jobs import resolved_from
-from tiny import make_llama, recipe_dict
-from toolkit.errors import InputError
-from toolkit.model.activation_offload import HostStore
-from toolkit.model.checkpointing import checkpoint_blocks, host_stores, is_costly, recomputed_calls
-from toolkit.recipe.schema import Recipe
-from toolkit.strategies import resolve
-from toolkit.verification.compare.engagement import _offloaded
-from toolkit.verification.record.trace import RankTrace
+from tiny import make_llama
+from toolkit.model.checkpointing import checkpoint_blocks, is_costly
 
 
 class _Operators(TorchDispatchMode):
@@ -35,7 +25,7 @@ class _Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _step(model: Any, autocast: bool = False) -> list[torch.Tensor]:
+def gradients_of(model: Any, autocast: bool = False) -> list[torch.Tensor]:
     ids = torch.arange(18).reshape(2, 9)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         loss = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float().pow(2).sum()
@@ -50,7 +40,7 @@ def test_selective_computes_only_the_cheap_again(attention: str, autocast: bool)
         model, blocks = make_llama(attention)
         checkpoint_blocks(blocks, kind)
         with _Operators() as operators:
-            gradients[kind] = _step(model, autocast)
+            gradients[kind] = gradients_of(model, autocast)
         seen[kind] = operators.seen
     costly = {"mm", "bmm"} | {name for name in seen["none"] if "dot_product" in name}
     assert len(costly) >= 2
@@ -74,85 +64,6 @@ def test_which_operators_are_costly() -> None:
              "aten::_scaled_dot_product_flash_attention_backward", "flash_attn::_flash_attn_backward"]  # fmt: skip
     with_hash = {name: is_costly.__wrapped__(op(name)) for name in (*kept, *again)}
     assert with_hash == dict.fromkeys(kept, True) | dict.fromkeys(again, False)
-
-
-class _Copies:
-    """Stands in for the GPU's mover: «there» and the host are both this memory, every copy is counted."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.log: list[str] = []
-
-    def out(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.log.append("out")
-        return tensor.clone()
-
-    def back(self, host: torch.Tensor) -> torch.Tensor:
-        self.log.append("back")
-        return host.clone()
-
-    def settle(self) -> None:
-        self.log.append("settle")
-
-
-def test_blocks_inputs_go_to_the_host_and_come_back_one_ahead() -> None:
-    plain, blocks = make_llama()
-    checkpoint_blocks(blocks, "full")
-    right = _step(plain)
-    model, blocks = make_llama()
-    store = HostStore(_Copies)
-    checkpoint_blocks(blocks, "full", store)
-    assert all(a.equal(b) for a, b in zip(_step(model), right, strict=True))
-    assert host_stores(blocks) == [store]
-    # Two blocks: the second's input is fetched, and the first's while the second is at its backward.
-    assert store._mover.log == ["out", "out", "back", "settle", "back", "settle"]
-    assert (store.moved, store.returned) == (2, 2)
-    assert store.bytes_out == 2 * 2 * 9 * 32 * 4
-    assert recomputed_calls(blocks) == [2, 2]
-    gc.collect()
-    assert not store.waiting
-
-
-def test_a_forward_without_a_backward_leaves_nothing_in_the_host() -> None:
-    model, blocks = make_llama()
-    store = HostStore(_Copies)
-    checkpoint_blocks(blocks, "full", store)
-    ids = torch.arange(18).reshape(2, 9)
-    loss = model(input_ids=ids).logits.sum()
-    assert len(store.waiting) == 2
-    del loss
-    gc.collect()
-    assert not store.waiting
-
-
-def test_offloaded_activations_are_proven(tiny_root: Path) -> None:
-    values = recipe_dict(
-        tiny_root, activation_checkpointing="full", activation_offload=True, machine={"device": "cuda"}
-    )
-    resolved = resolve(Recipe.model_validate(values), "recipe", device="cuda")
-    seen = {"right": [(4, 4, 512)], "none": [], "not all back": [(4, 3, 512)], "not all": [(3, 3, 512)]}
-    ok = {}
-    for name, stores in seen.items():
-        trace = RankTrace(0, forwards=2, recomputed=[4, 4], offloaded=stores)
-        reference: Any = SimpleNamespace(backward_reaches=lambda: [True, True])
-        ok[name] = [claim.ok for claim in _offloaded([trace], resolved, reference)]
-    assert ok == {"right": [True], "none": [False], "not all back": [False], "not all": [False]}
-    # A first block that is frozen, as what is before it, has no backward to come back for.
-    reference.backward_reaches = lambda: [False, True]
-    for stores, right in (([(4, 2, 512)], True), ([(4, 1, 512)], False)):
-        trace = RankTrace(0, forwards=2, recomputed=[4, 4], offloaded=stores)
-        assert [claim.ok for claim in _offloaded([trace], resolved, reference)] == [right]
-
-
-@every_case(
-    ("sections", "message"),
-    [
-        ({"activation_checkpointing": "full"}, "activation_offload: moves memory from a GPU to the host"),
-        ({"activation_checkpointing": "selective"}, "requires activation_checkpointing: full .it is selective."),
-    ],
-)
-def test_offload_is_refused_where_it_cannot_be(tiny_root: Path, sections: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        resolved_from(recipe_dict(tiny_root, activation_offload=True, **sections))
 
 
 @every_case("view", [False, True], ids=["matmul", "slice"])

@@ -19,6 +19,7 @@ from toolkit.launch.command import TrainOptions
 from toolkit.launch.identity import FREE, check_recipe
 from toolkit.launch.job import train as launch
 from toolkit.recipe.schema import Recipe
+from toolkit.rooms import all_options
 from toolkit.threads import torch_threads
 from toolkit.training import finding
 from toolkit.training.manifest import read_manifest
@@ -193,7 +194,8 @@ def in_the_docs() -> set[str]:
 
 
 def free_keys() -> set[str]:
-    return {name for section, keys in FREE.items() for name in ([section] if keys is None else _in(section, keys))}
+    free = FREE | {option.key: None for option in all_options().values() if option.free}
+    return {name for section, keys in free.items() for name in ([section] if keys is None else _in(section, keys))}
 
 
 def _in(section: str, keys: set[str]) -> list[str]:

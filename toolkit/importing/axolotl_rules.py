@@ -44,7 +44,7 @@ RULES: dict[str, Rule] = {
               "gemma4_hybrid_attn_impl large_head_attention flash_attn_d512 use_dsv4_kernels use_glm_dsa_kernels "
               "deepcompile"),
     **nothing("recomputation and offload: memory and time", "gradient_checkpointing_kwargs selective_checkpointing "
-              "activation_offloading layer_offloading gc_steps gc_collect_steps torch_empty_cache_steps lora_on_cpu "
+              "layer_offloading gc_steps gc_collect_steps torch_empty_cache_steps lora_on_cpu "
               "low_cpu_mem_usage max_memory gpu_memory_limit embeddings_skip_upcast qlora_sharded_model_loading "
               "experimental_skip_move_to_device fp32_norms fp32_norm_classes"),
     **nothing("logging and tracking", "wandb_project wandb_entity wandb_watch wandb_name wandb_run_id wandb_mode "

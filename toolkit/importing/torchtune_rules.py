@@ -16,7 +16,7 @@ RULES: dict[str, Rule] = {
             "dtype enable_activation_checkpointing seed output_dir log_every_n_steps save_every_n_steps device "
             "compile"),
     **nothing("how AdamW is computed", "optimizer.fused optimizer.foreach optimizer_in_bwd"),
-    **nothing("memory", "enable_activation_offloading low_cpu_ram fsdp_cpu_offload fsdp_reshard_after_forward "
+    **nothing("memory", "low_cpu_ram fsdp_cpu_offload fsdp_reshard_after_forward "
               "custom_sharded_layers fsdp.cpu_offload ac_mode ac_option loss.num_output_chunks"),
     **nothing("which files of the folder", "checkpointer.checkpoint_files checkpointer.checkpoint_files.* "
               "checkpointer.model_type checkpointer.output_dir checkpointer.keep_last_n_checkpoints "

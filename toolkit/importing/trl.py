@@ -197,7 +197,6 @@ RULES = {
     **nothing("how data is prepared or padded", "dataset_num_proc pad_to_multiple_of padding_free eval_packing"),
     **nothing("the order of samples is drawn from run.seed", "shuffle_dataset"),
     **nothing("evaluation does not change training; set data.eval", "dataset_test_split"),
-    **nothing("memory: set activation_offload", "activation_offloading"),
     **nothing("about generation, or for tracking", "ignore_bias_buffers wandb_entity wandb_project wandb_run_group "
               "config env benchmarks callbacks system_prompt_for_benchmarks"),
     **nothing("the base's 4 bits: the recipe has nf4, doubly quantised", "bnb_4bit_quant_storage"),

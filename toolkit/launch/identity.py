@@ -13,6 +13,7 @@ from toolkit.recipe.earlier import read_earlier
 from toolkit.recipe.limits import limits_of
 from toolkit.recipe.model_facts import model_facts
 from toolkit.recipe.schema import Recipe
+from toolkit.rooms import all_options
 from toolkit.strategies import strategy_named
 
 FREE: dict[str, set[str] | None] = {
@@ -39,12 +40,12 @@ FREE: dict[str, set[str] | None] = {
     "data": {"workers", "eval", "cache"},
     "batch": {"micro_size", "accumulation", "global_size"},
     "activation_checkpointing": None,
-    "activation_offload": None,
     "compile": None,
     "loss": None,
 }
 """What may change on resume, by section (None: all of it): how work is distributed, checked and reported, but not what
-is trained. docs/training.md lists it. The global batch, the product of the keys under ``batch``, must not change."""
+is trained; and options that are ``free``. docs/training.md lists it. The global batch, the product of the keys under
+``batch``, must not change."""
 
 LENGTH = ("max_steps", "epochs")
 """Keys of ``run`` that may change if the schedule allows it: see toolkit/training/extension.py."""
@@ -58,6 +59,9 @@ def identity(recipe: dict[str, Any]) -> dict[str, Any]:
         if free is None:
             continue
         kept[section] = {k: v for k, v in value.items() if k not in free} if isinstance(value, dict) else value
+    for option in all_options().values():
+        if option.free:
+            option.remove(kept)
     batch = recipe["batch"]
     parts = strategy_named(recipe["strategy"]["name"]).data_size(Recipe.model_validate(recipe))
     product = (batch["micro_size"] or 1) * (batch["accumulation"] or 1) * parts

@@ -10,14 +10,13 @@ import contextlib
 import functools
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 from toolkit.errors import InputError
-from toolkit.model.activation_offload import HostStore
 from toolkit.model.batch_norm import recomputing
 from toolkit.model.operators import operator_name, schema_of
 from toolkit.recipe.resolve import Resolved
@@ -66,8 +65,20 @@ def find_blocks(model: nn.Module, resolved: Resolved) -> list[tuple[str, nn.Modu
     return found
 
 
+class Store(Protocol):
+    """Where what checkpointed blocks keep waits for their backward. It counts tensors sent there, tensors that came
+    back, and bytes sent."""
+
+    moved: int
+    returned: int
+    bytes_out: int
+
+    def keeping(self) -> contextlib.AbstractContextManager[None]:
+        """Context in which what autograd saves goes there."""
+
+
 def checkpoint_blocks(
-    blocks: Sequence[tuple[str, nn.Module]], kind: CheckpointingName, store: HostStore | None = None
+    blocks: Sequence[tuple[str, nn.Module]], kind: CheckpointingName, store: Store | None = None
 ) -> None:
     """Make each block recompute its activations in the backward: all, or all except the expensive ones.
 
@@ -173,7 +184,7 @@ class _Recomputed:
     """A block's forward under checkpointing; counts its calls as evidence of recomputation."""
 
     def __init__(
-        self, forward: Callable[..., Any], block: nn.Module, options: dict[str, Any], store: HostStore | None
+        self, forward: Callable[..., Any], block: nn.Module, options: dict[str, Any], store: Store | None
     ) -> None:
         self.store = store
         self.forward = forward
@@ -207,7 +218,7 @@ def recomputed_calls(blocks: Sequence[tuple[str, nn.Module]]) -> list[int]:
     return [block.forward.calls for _, block in blocks if isinstance(block.forward, _Recomputed)]
 
 
-def host_stores(blocks: Sequence[tuple[str, nn.Module]]) -> list[HostStore]:
+def stores_of(blocks: Sequence[tuple[str, nn.Module]]) -> list[Store]:
     """The stores of checkpointed blocks, each once."""
     found = [block.forward.store for _, block in blocks if isinstance(block.forward, _Recomputed)]
     return list({id(store): store for store in found if store is not None}.values())

@@ -13,7 +13,7 @@ from toolkit.planning.memory import Memory
 from toolkit.planning.storage import Storage
 from toolkit.planning.time import Seconds
 from toolkit.recipe.resolve import Resolved
-from toolkit.rooms import asked_options
+from toolkit.rooms import asked_options, host_settings
 from toolkit.tasks import task_of
 
 LIGER_UNKNOWN = "loss from liger_kernel"
@@ -107,8 +107,7 @@ class Candidate:
             parts.append(f"offload {recipe.strategy.offload}")
         if recipe.activation_checkpointing != "none":
             parts.append(f"{recipe.activation_checkpointing} ckpt")
-        if recipe.activation_offload:
-            parts.append("activation offload")
+        parts += [option.name.replace("_", " ") for option, _ in asked_options(recipe) if option.host_value is not None]
         if recipe.loss != "plain":
             parts.append(f"{recipe.loss} loss")
         return " ".join([*parts, f"micro {self.resolved.micro_size}"])
@@ -162,7 +161,7 @@ class Candidate:
             "micro_size": self.resolved.micro_size,
             "accumulation": self.resolved.accumulation,
             "loss": recipe.loss,
-            "activation_offload": recipe.activation_offload,
+            **host_settings(recipe),
             "tokens_per_micro_batch": self.resolved.micro_size * recipe.data.max_length // self.resolved.mesh.context,
             "fits": self.fits,
             "peak_bytes": self.peak,

@@ -9,6 +9,7 @@ from toolkit.planning.candidate import Candidate, gib
 from toolkit.planning.hardware import GIB
 from toolkit.planning.search import Search
 from toolkit.recipe.resolve import Resolved
+from toolkit.rooms import host_settings
 
 EQUAL = 0.01
 """Candidates within this fraction of the fastest time are equally fast: the time model is not more precise."""
@@ -57,7 +58,7 @@ def _equally_fast(candidates: list[Candidate]) -> list[Candidate]:
 def _way(candidate: Candidate) -> tuple[object, ...]:
     recipe, strategy = candidate.resolved.recipe, candidate.resolved.recipe.strategy
     kept = strategy.sync, strategy.reshard_after_forward, strategy.unsharded_blocks
-    return strategy.name, kept, candidate.resolved.micro_size, recipe.loss, recipe.activation_offload
+    return strategy.name, kept, candidate.resolved.micro_size, recipe.loss, (*host_settings(recipe).values(),)
 
 
 def _effort(candidate: Candidate) -> tuple[int, int]:
@@ -137,7 +138,7 @@ def _differences(a: Candidate, b: Candidate) -> list[str]:
         "loss": (x.recipe.loss, y.recipe.loss),
         "micro": (x.micro_size, y.micro_size),
         "checkpointing": (x.recipe.activation_checkpointing, y.recipe.activation_checkpointing),
-        "away": (x.recipe.activation_offload, y.recipe.activation_offload),
+        "away": (host_settings(x.recipe), host_settings(y.recipe)),
         "strategy": (x.recipe.strategy.name, y.recipe.strategy.name),
         "mesh": (x.recipe.strategy.mesh, y.recipe.strategy.mesh),
         "sync": (x.recipe.strategy.sync, y.recipe.strategy.sync),
@@ -154,7 +155,7 @@ def _describe(name: str, candidate: Candidate) -> str:
         "loss": f"loss={resolved.recipe.loss}",
         "micro": f"batch.micro_size={resolved.micro_size} batch.accumulation={resolved.accumulation}",
         "checkpointing": f"activation_checkpointing={resolved.recipe.activation_checkpointing}",
-        "away": f"activation_offload={str(resolved.recipe.activation_offload).lower()}",
+        "away": " ".join(f"{key}={str(value).lower()}" for key, value in host_settings(resolved.recipe).items()),
         "strategy": f"strategy.name={resolved.recipe.strategy.name}",
         "mesh": "strategy.mesh=null",  # a recipe's own is kept or dropped, never made up
         "sync": f"strategy.sync={resolved.recipe.strategy.sync or 'null'}",

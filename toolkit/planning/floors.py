@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from toolkit.planning.candidate import Candidate
 from toolkit.recipe.resolve import Resolved
+from toolkit.rooms import host_settings
 from toolkit.strategies import strategy_of
 
 _RECOMPUTES = {"none": 0, "selective": 1, "full": 2}
@@ -36,14 +37,14 @@ def _at_least(resolved: Resolved, other: Resolved) -> bool:
     alike = (
         _computes(other) in ("cast", _computes(resolved))
         and recipe.loss == known.loss
-        and recipe.activation_offload == known.activation_offload
         and resolved.mesh.context == other.mesh.context
         and resolved.mesh.tensor == other.mesh.tensor
         and resolved.mesh.pipeline == other.mesh.pipeline
         and resolved.mesh.expert == other.mesh.expert
     )
     less = _RECOMPUTES[recipe.activation_checkpointing] <= _RECOMPUTES[known.activation_checkpointing]
-    return alike and less and resolved.micro_size >= other.micro_size
+    alike = alike and less and resolved.micro_size >= other.micro_size
+    return alike and host_settings(recipe) == host_settings(known)
 
 
 def _computes(resolved: Resolved) -> str:

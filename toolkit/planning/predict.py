@@ -20,6 +20,7 @@ from toolkit.planning.stages import Stage, stages_of
 from toolkit.recipe.resolve import Precision, Resolved
 from toolkit.recipe.schema import CheckpointingName
 from toolkit.recipe.varlenable import VARLEN
+from toolkit.rooms import in_host
 from toolkit.strategies import strategy_of
 from toolkit.strategies.memory.base import BYTES, Compute, Holdings, MemoryModel
 from toolkit.tasks import task_of
@@ -119,7 +120,7 @@ class Planner:
         resolved = self.loop.trained(resolved)
         held = strategy.memory_model()(self.holdings, resolved)
         held.wraps_layers = self.loop.wraps_layers
-        shape, away = self._shape(resolved, held.compute_as), resolved.recipe.activation_offload
+        shape, away = self._shape(resolved, held.compute_as), in_host(resolved.recipe)
         if (shape, away) not in self.expanded:
             self.expanded[shape, away] = list(expand(self._segments(shape), self.holdings.order, away))
         points: Iterable[Point] = self.expanded[shape, away]
@@ -182,7 +183,7 @@ class Planner:
 
     def away(self, resolved: Resolved) -> int:
         """Bytes of activations that wait in host memory, for one device."""
-        return self.held(resolved) if resolved.recipe.activation_offload else 0
+        return self.held(resolved) if in_host(resolved.recipe) else 0
 
     def segments_of(self, resolved: Resolved) -> list[Segment]:
         """The short model's segments under ``resolved``, a variant of this planner's recipe."""

@@ -85,8 +85,8 @@ def expand(segments: list[Segment], order: Sequence[int], away: bool = False, en
 
     ``order``: the kind of each block, first to last. A short model's block stands for all of its kind. ``ends``: of a
     pipeline stage.
-    ``away``: what blocks hold is in host memory (toolkit/model/activation_offload.py), but for the one that is on its
-    way: there to the end of the forward, and back beside the one whose backward it is.
+    ``away``: what blocks hold is in host memory (toolkit/rooms.py: ``in_host``), but for the one that is on its way:
+    there to the end of the forward, and back beside the one whose backward it is.
     """
     forward = {s.block: s for s in segments if not s.backward and s.block != OUTSIDE}
     backward = {s.block: s for s in segments if s.backward and s.block != OUTSIDE}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.tokenizer_facts import added_tokens
+from toolkit.rooms import host_options
 
 if TYPE_CHECKING:
     from toolkit.planning.images import Images
@@ -18,7 +19,7 @@ _kept: OrderedDict[str, Planner] = OrderedDict()
 _limit = 0
 
 # What the candidates of one planner differ in (toolkit/planning/search.py), and what no trace depends on.
-_VARIED = ("strategy", "batch", "activation_checkpointing", "activation_offload", "loss")
+_VARIED = ("strategy", "batch", "activation_checkpointing", "loss")
 _ELSEWHERE = ("machine", "run", "schedule", "tokenizer")
 
 
@@ -51,6 +52,8 @@ def add(planner: Planner) -> None:
 def planner_key(resolved: Resolved, length: int, loop: str, images: Images | None) -> str:
     """What the traces and the contents of a planner depend on, as JSON. ``loop``: what tells loops apart."""
     values = resolved.recipe.model_dump(mode="json", exclude={*_VARIED, *_ELSEWHERE, "data"})
+    for option in host_options():
+        option.remove(values)
     # The rate and the decay's size change no memory; which weights decay, and the optimizer, do.
     optimizer = {key: value for key, value in values.pop("optimizer").items() if key not in ("lr", "max_grad_norm")}
     facts = {

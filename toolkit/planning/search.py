@@ -27,6 +27,7 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import OWN_KEYS
 from toolkit.recipe.traits import Traits
+from toolkit.rooms import host_options, host_settings
 from toolkit.strategies import resolve, strategies, strategy_of
 from toolkit.strategies.memory.base import Holdings
 
@@ -201,7 +202,7 @@ class Search:
         top = {
             "activation_checkpointing": recipe.activation_checkpointing,
             "loss": recipe.loss,
-            "activation_offload": recipe.activation_offload,
+            **host_settings(recipe),
         }
         tried: dict[int, Candidate] = {}
 
@@ -243,10 +244,11 @@ class Search:
                 or c.peak - self.planner.for_layers_of(c.resolved).held(c.resolved) > self.usable
             ):
                 continue
-            top = {"activation_checkpointing": "full", "loss": recipe.loss, "activation_offload": True}
-            variant = self.variant(recipe.strategy.model_dump(exclude_unset=True), top, c.resolved.micro_size)
-            if variant is not None:
-                more.append(self.candidate(variant))
+            for option in host_options():
+                top = {"activation_checkpointing": "full", "loss": recipe.loss, option.key: option.host_value}
+                variant = self.variant(recipe.strategy.model_dump(exclude_unset=True), top, c.resolved.micro_size)
+                if variant is not None:
+                    more.append(self.candidate(variant))
         return more
 
     def least(self, resolved: Resolved, live: int = 0) -> int:
@@ -391,7 +393,7 @@ def _key(resolved: Resolved) -> tuple[Any, ...]:
         recipe.strategy.reshard_after_forward,
         recipe.strategy.unsharded_blocks,
         recipe.loss,
-        recipe.activation_offload,
+        *host_settings(recipe).values(),
     )
 
 

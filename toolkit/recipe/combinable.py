@@ -36,11 +36,6 @@ def check_combination(
         raise InputError(f"{source}: loss: fused {reason}; or set loss: plain")
     if recipe.adapter is not None and recipe.adapter.method == "qlora" and (reason := why_not_quantisable(facts)):
         raise InputError(f"{source}: adapter.method: qlora {reason}; use lora")
-    if recipe.activation_offload and device == "cpu":
-        raise InputError(
-            f"{source}: activation_offload: moves memory from a GPU to the host, but machine.device is cpu, where the "
-            "model already is in host memory; set it to false, or machine.device: cuda"
-        )
     if recipe.compile and (reason := why_not_compilable(recipe, blocks, traits)):
         raise InputError(f"{source}: compile: {reason}; or set compile: false")
     mesh = recipe.strategy.mesh

@@ -54,10 +54,6 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
     if not task.masks and recipe.data.mask_probability != Data.model_fields["mask_probability"].default:
         found.append(f"data.mask_probability: requires model.task: masked-lm; here it is {task.name}")
     found += _evaluations(recipe) + _samples(recipe)
-    if recipe.activation_offload and recipe.activation_checkpointing != "full":
-        found.append(
-            f"activation_offload: requires activation_checkpointing: full (it is {recipe.activation_checkpointing})"
-        )
     if not traits.distributed and recipe.machine.processes * recipe.machine.nodes > 1:
         name = recipe.strategy.name
         found.append(f"strategy.name: {name} runs in one process; set machine.processes: 1, or use ddp")

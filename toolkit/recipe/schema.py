@@ -669,7 +669,7 @@ class Recipe(Section):
     schedule: Schedule = Schedule()
     precision: PrecisionName = "fp32"
     activation_checkpointing: CheckpointingName = "none"
-    activation_offload: bool = Field(
+    activation_offload: Annotated[bool, in_room("activation_offload", off=False)] = Field(
         False, description="keep the checkpoints of activation_checkpointing: full in host memory (GPU only)"
     )
     loss: LossName = Field(

@@ -53,8 +53,6 @@ def _why_not_option(recipe: Recipe, traits: Traits) -> str | None:
         return "has not been verified with fp16, whose overflow one stage alone may see; use bf16"
     if recipe.compile:
         return "has not been verified with compiled blocks; set compile: false"
-    if recipe.activation_offload:
-        return "has not been verified with activation_offload; set it to false"
     if adapter is not None and adapter.method != "lora":
         return f"has been verified with adapter.method: lora alone (it is {adapter.method})"
     if added_tokens(recipe):

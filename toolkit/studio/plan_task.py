@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from toolkit.errors import InputError
+from toolkit.rooms import host_options
 from toolkit.studio.recipe_task import checked_recipe, placed
 from toolkit.studio.worker import Settings
 
@@ -65,7 +66,7 @@ def way(candidate: dict[str, Any]) -> list[list[str | None]]:
         ["strategy.name", candidate["strategy"]],
         ["strategy.offload", _unless("none", candidate["offload"])],
         ["activation_checkpointing", _unless("none", candidate["activation_checkpointing"])],
-        ["activation_offload", "true" if candidate["activation_offload"] else None],
+        *([option.key, _unless(option.off_value, candidate[option.key])] for option in host_options()),
         ["loss", _unless("plain", candidate["loss"])],
         ["batch.global_size", None],
         ["batch.micro_size", str(candidate["micro_size"])],
@@ -73,8 +74,8 @@ def way(candidate: dict[str, Any]) -> list[list[str | None]]:
     ]
 
 
-def _unless(default: str, value: str) -> str | None:
-    return None if value == default else value
+def _unless(default: Any, value: Any) -> str | None:
+    return None if value == default else str(value).lower()
 
 
 _ROWS = 10_000

@@ -280,10 +280,10 @@ def alone(recipe: Recipe) -> Recipe:
     }
     content["machine"] = {"device": "cpu", "processes": 1, "nodes": 1}
     content["batch"] = {}
-    content |= {"activation_checkpointing": "none", "activation_offload": False, "compile": False}
-    # Modules that options replace compute what the model's own do.
+    content |= {"activation_checkpointing": "none", "compile": False}
+    # Modules that options replace compute what the model's own do, and others change nothing that is trained.
     for option, _ in asked_options(recipe):
-        if option.before_adapters:
+        if option.before_adapters or option.free:
             option.remove(content)
     # Attentions of GPUs compute what the model's own does.
     content["model"]["attention"] = "eager"

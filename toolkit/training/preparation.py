@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError
-from toolkit.model.activation_offload import HostStore
 from toolkit.model.adapter_targets import experts_notes
 from toolkit.model.adapters import add_adapter, check_names
 from toolkit.model.batch_norm import batch_norms
@@ -32,7 +31,7 @@ from toolkit.optim.groups import check_groups, decayed_names, hidden_matrices
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.tokenizer_facts import added_tokens
-from toolkit.rooms import asked_options, prepare_options
+from toolkit.rooms import asked_options, prepare_options, store_of
 from toolkit.strategies.engines.prepared import Prepared
 from toolkit.tasks import task_of
 from toolkit.upstream.torch import inside_a_mode
@@ -205,9 +204,7 @@ def compile_forwards(work: Work) -> None:
 def checkpoint_forwards(work: Work) -> None:
     """Last of what changes the model: it takes the blocks' forwards as they then are."""
     recipe = work.resolved.recipe
-    checkpoint_blocks(
-        work.prepared.blocks, recipe.activation_checkpointing, HostStore() if recipe.activation_offload else None
-    )
+    checkpoint_blocks(work.prepared.blocks, recipe.activation_checkpointing, store_of(recipe))
     work.model.train()
 
 

@@ -35,9 +35,10 @@ def check(loop: Loop, name: str, resolved: Resolved) -> None:
         for option, settings in asked_options(recipe)
         if option.typed_key and not option.training_args(settings)
     ]
+    tool = name.split()[0].partition("@")[0]
+    not_counted = loop.unknown | {option.key for option, _ in asked_options(recipe) if option.names(tool)}
     for key, value, default in (
         ("loss", recipe.loss, "plain"),
-        ("activation_offload", recipe.activation_offload, False),
         *without,
         ("z_loss", recipe.z_loss, 0.0),
         ("label_smoothing", recipe.label_smoothing, 0),
@@ -48,7 +49,7 @@ def check(loop: Loop, name: str, resolved: Resolved) -> None:
         given = key if default is None else f"{key}: {str(value).lower()}"
         plain = "null" if default is None else str(default).lower()
         unknown = f"plan does not know what memory {loop.title} takes for {given}"
-        why = unknown if key in loop.unknown else f"{loop.title} has no {given}"
+        why = unknown if key in not_counted else f"{loop.title} has no {given}"
         raise InputError(f"--loop {name}: {why}; plan it with {key}={plain}")
     mesh = resolved.mesh
     parts = [

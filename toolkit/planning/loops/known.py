@@ -40,7 +40,7 @@ TRL = Loop(
     rules.trl_precision,
     _LINEAR4BIT,
     namesakes=frozenset({"adafactor"}),
-    unknown=frozenset({"label_smoothing", "activation_offload"}),
+    unknown=frozenset({"label_smoothing"}),
     refuses=rules.trl_refused,
     returns_logits=False,
 )

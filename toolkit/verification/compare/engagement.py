@@ -32,7 +32,6 @@ def engagement(
     claims += _dtypes(ranks, resolved)
     claims += _block_inputs(ranks, reference)
     claims += _recomputation(ranks, resolved, reference)
-    claims += _offloaded(ranks, resolved, reference)
     claims += _fused(ranks, resolved)
     claims += _options(ranks, resolved, reference)
     claims += _compiled(ranks, resolved)
@@ -110,24 +109,6 @@ def _own_blocks(of_all: list[bool], rank: RankTrace, resolved: Resolved) -> list
     return [of_all[at] for at in stages[resolved.mesh.stage(rank.rank)]]
 
 
-def _offloaded(ranks: Sequence[RankTrace], resolved: Resolved, reference: Reference) -> list[Claim]:
-    """Each block's input went to the host in each forward, and came back for its backward, if it has one."""
-    if not resolved.recipe.activation_offload:
-        return []
-    claims = []
-    for rank in ranks:
-        right = rank.forwards * len(rank.recomputed)
-        sent, returned = (sum(store[at] for store in rank.offloaded) for at in (0, 1))
-        kept = rank.forwards * reference.backward_reaches().count(False)
-        ok = sent >= right > 0 and sent - kept <= returned <= sent
-        if rank.rank == 0 or not ok:
-            seen = f"{sent} sent, {returned} returned, {sum(s[2] for s in rank.offloaded)} bytes"
-            claims.append(
-                Claim("offloaded", "activations in host memory", f"{right} or more, there and back", seen, ok)
-            )
-    return claims
-
-
 def _fused(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     if resolved.loss_kernel == "plain":
         return []
@@ -142,6 +123,8 @@ def _options(ranks: Sequence[RankTrace], resolved: Resolved, reference: Referenc
     for option, _ in asked_options(resolved.recipe):
         if option.seen_by == "operators":
             claims += option.engaged(ranks, resolved, reference.counted[option.name])
+        if option.seen_by == "store":
+            claims += option.engaged(ranks, resolved, reference.backward_reaches())
         if option.claim is None or option.seen_by != "calls":
             continue
         calls = [(rank.options[option.name], rank.forwards) for rank in ranks]

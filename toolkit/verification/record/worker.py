@@ -18,7 +18,7 @@ import torch.distributed as dist
 from toolkit.data.loader import TrainLoader
 from toolkit.data.samples import MapSamples
 from toolkit.errors import RunFailed
-from toolkit.model.checkpointing import host_stores, recomputed_calls
+from toolkit.model.checkpointing import recomputed_calls, stores_of
 from toolkit.model.compiling import compilation
 from toolkit.model.head_loss import fused_calls
 from toolkit.model.nf4 import nf4_layers
@@ -94,7 +94,7 @@ def _run(case: Case, trace: RankTrace) -> None:
     if resolved.recipe.compile:
         seen = compilation()
         trace.compiled = replace(seen, calls=seen.calls - evaluating["calls"], runs=seen.runs - evaluating["runs"])
-    trace.offloaded = [(s.moved, s.returned, s.bytes_out) for s in host_stores(session.engine.blocks)]
+    trace.offloaded = [(s.moved, s.returned, s.bytes_out) for s in stores_of(session.engine.blocks)]
     trace.recomputed = recomputed_calls(session.engine.blocks)
     trace.operators, trace.products = dict(recorder.operators), recorder.products
     trace.inputs = recorder.inputs

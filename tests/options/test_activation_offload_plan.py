@@ -34,17 +34,16 @@ def moved_away(recipe: dict[str, Any], away: bool) -> Any:
 
 def measured(recipe: dict[str, Any], length: int, away: bool) -> int:
     """Runs on a rank."""
-    import toolkit.training.preparation as preparation
-    from toolkit.model.activation_offload import HostStore
+    from toolkit.options.activation_offload import apply
     from toolkit.planning.measure import measure
 
     warnings.filterwarnings("ignore")
-    original = preparation.HostStore
-    preparation.HostStore = lambda: HostStore(_OutOfSight)  # type: ignore[misc,assignment]
+    original = apply.HostStore
+    apply.HostStore = lambda: original(_OutOfSight)  # type: ignore[misc,assignment]
     try:
         return measure(moved_away(recipe, away), length).peak
     finally:
-        preparation.HostStore = original  # type: ignore[misc]
+        apply.HostStore = original  # type: ignore[misc]
 
 
 class _OutOfSight:
