@@ -7,15 +7,19 @@ for the host's.
 from __future__ import annotations
 
 import dataclasses
+import json
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from plan.cells import Cell
+from plan.test_command import BIG, planned
 from plan.truth import resolved_from
 from toolkit.launch.group import WorkerGroup
+from toolkit.studio.plan_task import way
 
 LONG = 384
 """Tokens: blocks' inputs are a good part of the peak."""
@@ -94,3 +98,19 @@ def test_what_stays_on_the_device(strategy: str, lora: bool, pair: WorkerGroup) 
     # Six blocks hold: one is on its way, the others are gone. Where the peak was among them it shows.
     assert real <= whole
     assert whole - real <= planner.held(asked)
+
+
+def test_it_is_offered_where_nothing_else_fits(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(BIG))
+    overrides = ("batch.accumulation=1", "loss=fused")
+    status, result = planned(tmp_path, str(config), memory=2.6, lora=8, length=8192, overrides=overrides)
+    assert status == 1
+    assert result["smallest_change"].startswith("activation_offload=true (-")
+    asked, chosen = result["candidates"][0], result["candidates"][result["chosen"]]
+    assert (asked["activation_offload"], chosen["activation_offload"]) == (False, True)
+    # About 8,192 x 1,024 numbers in 16 bits for each of 16 blocks.
+    assert chosen["host_bytes"] - asked["host_bytes"] == pytest.approx(16 * 8192 * 1024 * 2, rel=0.1)
+    assert asked["peak_bytes"] > chosen["peak_bytes"]
+    assert ["activation_offload", "true"] in way(chosen)
+    assert ["activation_offload", None] in way(asked)
