@@ -129,7 +129,8 @@ def deviation_line(outcome: Outcome) -> list[str]:
     """Beside the verdict: what options that round and another order of sums change (what is proven is equality with a
     plain loop that rounds and adds up alike), and why tolerances are as wide as correct runs differ."""
     lines = []
-    rounding = " and ".join(option.name for option, _ in asked_options(outcome.resolved.recipe) if option.rounds)
+    asked = asked_options(outcome.resolved.recipe) if outcome.deviations else []  # a recorded run has no recipe
+    rounding = " and ".join(option.name for option, _ in asked if option.rounds)
     for what, found in ((f"{rounding:<11}from bf16", outcome.deviations),
                         ("order      from the plain loop's own order of sums", outcome.reorderings)):  # fmt: skip
         if found:
