@@ -30,7 +30,8 @@ from toolkit.strategies import strategies, strategy_of
 from toolkit.training import checkpoint
 from toolkit.training.export import export
 from toolkit.training.loop import Progress, evaluate, train
-from toolkit.training.session import Session, _check_statistics, open_session
+from toolkit.training.preparation import check_statistics
+from toolkit.training.session import Session, open_session
 from toolkit.verification.run import verify
 
 STEPS = 4
@@ -207,10 +208,10 @@ def test_it_is_refused_with_the_key(sections: dict[str, Any], message: str, tiny
 def test_running_statistics_of_other_weights_are_refused(tiny_root: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     resolved = recipe(tiny_root)
-    _check_statistics(nn.Linear(2, 2), resolved)
+    check_statistics(nn.Linear(2, 2), resolved)
     convert(model, "local", True, "recipe.yaml")
     with pytest.raises(InputError, match=r"optimizer\.name: schedule-free .* set model\.batch_norm: frozen, or use ad"):
-        _check_statistics(model, resolved)
+        check_statistics(model, resolved)
 
 
 def test_the_recipe_says_what_is_evaluated_and_what_the_trainer_has(tiny_root: Path) -> None:

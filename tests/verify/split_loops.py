@@ -49,7 +49,9 @@ def train(kind: str, model_folder: str) -> Told:
     """A plain loop; the losses of this rank and the whole weights."""
     from transformers import AutoModelForCausalLM
     from transformers.distributed import DistributedConfig
+    from transformers.integrations import unset_hf_deepspeed_config
 
+    unset_hf_deepspeed_config()  # of a job of the same processes before: accelerate's state keeps it
     config = DistributedConfig(**CONFIGS[kind])
     model: Any = AutoModelForCausalLM.from_pretrained(model_folder, distributed_config=config, dtype=torch.float32)
     model.train()

@@ -120,8 +120,13 @@ def replace_batch_norm(work: Work) -> None:
     """Before adapters, for the same reason. New layers have the parameters of those they replace, trainable or not."""
     resolved = work.resolved
     convert_batch_norm(work.model, resolved.batch_norm, resolved.recipe.model.batch_norm is not None, resolved.source)
+    check_statistics(work.model, resolved)
+
+
+def check_statistics(model: nn.Module, resolved: Resolved) -> None:
+    """Raise InputError where running statistics of the training weights would be used with averaged ones."""
     name = resolved.recipe.optimizer.name
-    if optimizer_kind(name).averages and any(layer.mode != "frozen" for layer in batch_norms(work.model).values()):
+    if optimizer_kind(name).averages and any(layer.mode != "frozen" for layer in batch_norms(model).values()):
         raise InputError(
             f"{resolved.source}: optimizer.name: {name} evaluates and exports averaged weights, and the running "
             "statistics of this model's batch normalisation are those of other weights; set model.batch_norm: frozen, "
