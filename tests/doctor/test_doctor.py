@@ -27,6 +27,7 @@ app.command("doctor")(commands.doctor_command)
 app.callback()(lambda: None)
 
 
+@pytest.mark.usefixtures("launches")  # a torch with CUDA has DeepSpeed ask nvcc
 def test_healthy_here() -> None:
     found = examine()
     assert {"packages", "host", "collectives"} <= {condition.subject for condition in found}
@@ -35,6 +36,7 @@ def test_healthy_here() -> None:
         assert condition.status == "ok" or condition.advice or condition.status == "note", condition
 
 
+@pytest.mark.usefixtures("launches")  # a torch with CUDA has DeepSpeed ask nvcc
 def test_command_and_json() -> None:
     result = CliRunner().invoke(app, ["doctor", "--json", "-"])
     data = json.loads(result.output)

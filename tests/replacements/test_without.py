@@ -182,13 +182,17 @@ def nothing_is_dropped() -> None:
     transformers.drop_conversions(nn.Linear(1, 1), lambda one: True)
 
 
-_GROUPS = ("_set_pg_timeout", "_get_default_store")
+def no_limits(patch: pytest.MonkeyPatch) -> None:
+    gone(distributed_c10d, "_set_pg_timeout", "_get_default_store")(patch)
+    patch.delattr(torch.distributed, "set_timeout", raising=False)  # of torch 2.14
+
+
 TABLE: list[tuple[str, Hide, Callable[[], None]]] = [
     ("TorchDispatchMode", no_modes, block_is_recomputed_whole),
     ("Tensor._version", no_counters, gradients_are_copied),
     ("FakeTensorMode", gone(torch._subclasses.fake_tensor, "FakeTensorMode"), weights_are_reached_with_values),
     ("torch._dynamo and torch._inductor", no_counts, blocks_run_uncompiled),
-    ("timeouts and store of groups", gone(distributed_c10d, *_GROUPS), groups_keep_their_limits),
+    ("timeouts and store of groups", no_limits, groups_keep_their_limits),
     ("torch.nn.init._no_grad_trunc_normal_", gone(nn.init, "_no_grad_trunc_normal_"), models_are_drawn_whole),
     ("torch._scaled_mm", gone(torch, "_scaled_mm"), product_is_the_same),
     ("a GPU's operators of attention", no_operators, partial(refused, upstream.gpu_attention, "flash_attention")),
@@ -221,7 +225,8 @@ def _loaded() -> Iterator[None]:
 def test_every_entry_is_needed_here_and_says_what_else_was_tried() -> None:
     found = replacements()
     assert {one.what for one in found} == {"ProcessGroupGloo.__init__"} | {what for what, *_ in TABLE}
-    assert [one.what for one in found if one.absent()] == []
+    # torch from 2.14 on names the threads of gloo's groups apart: what is replaced for that is left as it is there.
+    assert {one.what for one in found if one.absent()} <= {"ProcessGroupGloo.__init__"}
     table = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
     rows = [f"| {one.package} | {one.what} | {one.why} | {one.public} | {one.without} |" for one in found]
     assert [row for row in rows if row not in table] == []
@@ -282,7 +287,8 @@ def test_without_them_every_module_is_imported(hidden: dict[str, str], launches:
         [sys.executable, "-c", IMPORTS], env=hidden, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == len(WITHOUT), done.stdout
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("ProcessGroupGloo.__init__: ")]
+    assert len(lines) == len(WITHOUT), done.stdout
 
 
 @pytest.mark.nightly

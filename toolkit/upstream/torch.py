@@ -172,12 +172,19 @@ _GROUPS = "torch.distributed.distributed_c10d"
 
 def allow(timeout: timedelta) -> None:
     """Have every group of this process wait so long. ``init_process_group`` and ``new_group`` take a timeout for one
-    group each, and DeepSpeed and device meshes pass none."""
-    world, set_timeout = named(f"{_GROUPS}:_world.pg_map"), named(f"{_GROUPS}:_set_pg_timeout")
+    group each, and DeepSpeed and device meshes pass none. torch from 2.14 on has ``set_timeout`` for one group."""
+    world = named(f"{_GROUPS}:_world.pg_map")
+    set_timeout = getattr(torch.distributed, "set_timeout", None) or named(f"{_GROUPS}:_set_pg_timeout")
     for group in list(world or ()) if set_timeout else ():
         set_timeout(timeout, group)
     if (store := shared_store()) is not None:
         store.set_timeout(timeout)  # NCCL connects at a group's first collective, through the store
+
+
+def _of_groups() -> tuple[str, ...]:
+    """The private names that ``allow`` and ``shared_store`` need of this torch."""
+    public = hasattr(torch.distributed, "set_timeout")
+    return ("_world.pg_map", "_get_default_store", *(() if public else ("_set_pg_timeout",)))
 
 
 def shared_store() -> Any:
@@ -244,7 +251,7 @@ REPLACEMENTS = (
     Replacement(
         "torch", "timeouts and store of groups", "ranks wait for a checkpoint; a rank that hangs is named",
         "2.11 to 2.14",
-        lambda: missing(*(f"{_GROUPS}:{one}" for one in ("_world.pg_map", "_set_pg_timeout", "_get_default_store"))),
+        lambda: missing(*(f"{_GROUPS}:{one}" for one in _of_groups())),
         "a timeout for one group alone", "groups keep torch's limits, and run.hang_after looks at nothing",
     ),
     Replacement(
