@@ -279,7 +279,12 @@ def test_precision_follows_from_the_dtype_of_the_weights_and_autocast(
         ("torch.backends.cudnn.allow_tf32 = True\n", "", set()),
         ("torch.set_float32_matmul_precision('high')\n", "", {"tf32=true"}),
         ("torch.set_float32_matmul_precision('highest')\n", "", set()),
+        ("torch.set_float32_matmul_precision(precision='medium')\n", "", {"tf32=true"}),
         ("torch.set_float32_matmul_precision('high')\n", "tf32=False", set()),
+        ("torch.backends.cuda.matmul.fp32_precision = 'tf32'\n", "", {"tf32=true"}),
+        ("torch.backends.fp32_precision = 'tf32'\n", "", {"tf32=true"}),
+        ("torch.backends.fp32_precision = 'ieee'\n", "", set()),
+        ("torch.backends.cudnn.conv.fp32_precision = 'tf32'\n", "", set()),
     ],
 )
 def test_products_in_tf32_are_read(switch: str, arguments: str, habits: set[str], tmp_path: Path) -> None:

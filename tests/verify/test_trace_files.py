@@ -135,7 +135,7 @@ def test_what_lacks_a_part_is_refused(trace: Path) -> None:
     with pytest.raises(InputError, match="has no complete steps"):
         verify_trace(trace)
     torch.save({"schema": SCHEMA, "content": {"trace": 0}}, trace / "0/rank0.pt")
-    with pytest.raises(InputError, match="a UnitTrace of other fields"):
+    with pytest.raises(InputError, match=r"\(a UnitTrace of other fields\): record the loop again"):
         verify_trace(trace)
     (trace / "0/rank0.pt").unlink()
     with pytest.raises(InputError, match="contains no trace"):

@@ -46,8 +46,8 @@ class Device:
         return not self.rate(dtype) and self.rate("float32") > 0
 
     def in_tf32(self) -> Device:
-        """The device with products of float32 in TF32: at half of bf16's rate, as the data sheets of all devices that
-        have both say; unchanged where it has no bf16."""
+        """The device with products of float32 in TF32, at half of bf16's rate: A100 156 of 312, H100 494.7 of 989,
+        MI300X 653.7 of 1,307 TFLOP/s (data sheets); taken for all others. Unchanged where it has no bf16."""
         return replace(self, fp32=self.bf16 / 2) if self.bf16 else self
 
     @property

@@ -45,7 +45,7 @@ def load_plain(file: Path, kind: type[Kind], spilled: Path | None = None) -> Kin
     try:
         return from_plain(_mapped(found.get("content"), spilled), kind)
     except (TypeError, ValueError) as error:
-        raise InputError(_refusal(file, str(error))) from None
+        raise InputError(f"{file}: not a trace of this toolkit version ({error}): record the loop again") from None
 
 
 def _refusal(file: Path, reason: str) -> str:
