@@ -198,6 +198,9 @@ class PlainLoop:
 
     def _finished(self, scale: float, losses: list[float]) -> list[float]:
         self.gradients, self.magnitudes = joined_heads(self.gradients), joined_heads(self.magnitudes)
+        for sums in (self.gradients, self.magnitudes) if self.order.by_collective else (self.gradients,):
+            for name in self.trained.keys() - sums.keys():  # as with zero_grad(set_to_none=False)
+                sums[name] = torch.zeros_like(self.weights[name])
         if scale != 1.0:
             for tensor in (*self.gradients.values(), *self.magnitudes.values()):
                 tensor.div_(scale)

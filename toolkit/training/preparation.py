@@ -26,7 +26,7 @@ from toolkit.model.load import cast_inputs, load_base, set_dtypes
 from toolkit.model.new_tokens import check_trained
 from toolkit.model.nf4 import base_linears, quantise_base
 from toolkit.model.sources import NotByPart
-from toolkit.model.unreached import freeze, unreached
+from toolkit.model.unreached import freeze, reach
 from toolkit.optim.groups import check_groups, decayed_names, hidden_matrices
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.resolve import Resolved
@@ -157,7 +157,7 @@ def freeze_patterns(work: Work) -> None:
 
 def find_unreached(work: Work) -> None:
     """After all that decides what trains; before packing, since it runs the layers as they are."""
-    work.prepared.unreached = unreached(work.model, work.resolved)
+    work.prepared.reach = reach(work.model, work.resolved)
 
 
 def pack_base(work: Work) -> None:
@@ -175,7 +175,7 @@ def set_precision(work: Work) -> None:
 
 def freeze_unreached(work: Work) -> None:
     """After dtypes, since they keep the dtype of what trains: the model still computes with them."""
-    freeze(work.model, work.prepared.unreached)
+    freeze(work.model, work.prepared.reach.never)
 
 
 def cast_media(work: Work) -> None:
