@@ -72,6 +72,8 @@ class Option:
     compares of it is the evidence, as a ``shadow``."""
     missing: ClassVar[str]
     """The diagnosis where that evidence is missing; one of ``diagnoses``."""
+    adds_loss: ClassVar[bool] = False
+    """Whether it adds ``loss_term`` to the loss of training; `loss: fused` has no logits for it, and is refused."""
     shadow: ClassVar[Shadow | None] = None
     """The weights that it keeps beside those that train."""
 
@@ -147,6 +149,11 @@ class Option:
     def calls(self, model: Any) -> int:
         """How many forwards in training mode it has been active in, in this process."""
         return int(self._needed("apply").calls(model))
+
+    def loss_term(self, settings: Any) -> Any:
+        """What it adds to the loss: a function of logits (tokens, classes), float32, and of their targets (tokens,), to
+        a sum over the tokens whose target is not -100."""
+        return self._needed("apply").loss_term(settings)
 
     def plain(self, settings: Any) -> Any:
         """Its part of the plain loop, written independently of ``apply``: a PlainOption (toolkit/reference)."""

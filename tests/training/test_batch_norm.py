@@ -222,15 +222,13 @@ def test_the_recipe_says_which(tmp_path: Path) -> None:
         resolve(Recipe.model_validate(with_adapter), "recipe.yaml", device="cpu")
 
 
-def test_a_model_without_such_layers_has_no_use_for_the_key(tmp_path: Path) -> None:
+def test_what_has_no_use_for_it_or_no_form_of_it_is_refused(tmp_path: Path) -> None:
     values = recipe_dict(tmp_path, model={"config": LLAMA, "batch_norm": "frozen"})
     case = resolve(Recipe.model_validate(values), "recipe.yaml", device="cpu")
     assert "model.batch_norm" not in {one.key for one in case.decisions}
     with pytest.raises(InputError, match=r"the model has no batch normalisation; remove the key"):
         prepare_model(case, 0)
 
-
-def test_a_layer_of_the_models_own_is_refused() -> None:
     class Activated(nn.BatchNorm2d):
         pass
 

@@ -45,7 +45,7 @@ class Extras:
         if self.z_loss:
             counted = everywhere if self.z_everywhere else logits[targets != -100]
             total = total + (torch.logsumexp(counted, dim=1) ** 2).sum() * self.z_loss
-        return total
+        return total + sum(option.loss_term(logits, targets) for option in self.options)
 
     def around(self, model: Any, inputs: Mapping[str, torch.Tensor]) -> contextlib.AbstractContextManager[None]:
         """Inside, a forward of ``model`` on ``inputs`` has the options."""

@@ -41,6 +41,10 @@ class PlainOption:
         """What `verify` says of it beside the verdict."""
         return []
 
+    def loss_term(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | float:
+        """What it adds to the loss: of ``logits`` (tokens, classes), over ``targets`` (tokens,) that are not -100."""
+        return 0.0
+
     def shadow(self, before: torch.Tensor, weight: torch.Tensor, updates: int) -> torch.Tensor:
         """What the option keeps of a weight after so many ``updates``, in float64: from what it kept ``before`` the
         last one, and from the weight after it, both float32 of the weight's shape."""
