@@ -33,7 +33,7 @@ _SHORT, _LONG = 3, 1024
 """Tokens of a sample."""
 
 
-OWN_FUNCTIONS = {"_OverRanks", "_Exchange", "_Moved", "_OfNothing", "_Entering", "_Leaving", "_Product"}
+OWN_FUNCTIONS = {"_Exchange", "_Moved", "_OfNothing", "_Entering", "_Leaving", "_Product"}
 """The toolkit's own functions in Python, which take every weight that they use as an input; options add theirs."""
 
 

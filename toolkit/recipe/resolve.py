@@ -106,8 +106,6 @@ class Resolved:
     loss_kernel: str = "plain"
     """Implementation of ``loss: fused``: «chunked», the toolkit's own, or «liger»; «plain» otherwise."""
 
-    batch_norm: str = "synchronised"
-    """What layers of batch normalisation normalise in training, where the model has any."""
     base_storage: str | None = None
     """A base in 4 bits: the dtype whose elements its weights are packed in; None without."""
     stored: StoredBase | None = None
