@@ -21,6 +21,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from toolkit.plugins import load_plugins
 
 REGISTERED: dict[str, Option] = {}
+ATTENTION = "model.attention"
+"""The typed key of options that bring an attention."""
 
 
 class Keys(BaseModel):
@@ -60,6 +62,8 @@ class Option:
     """Its key in the schema, `section.key`; empty: `options.NAME`, with ``keys``."""
     off_value: ClassVar[Any] = None
     """What a typed key has where the option is off."""
+    on_value: ClassVar[Any] = None
+    """The value of a typed key that is the option, where others belong to none; None: all but ``off_value`` are."""
     keys: ClassVar[type[Keys]] = Keys
     """What `options.NAME` takes."""
     axes: ClassVar[frozenset[str]] = frozenset()
@@ -93,7 +97,8 @@ class Option:
             values = recipe.options.get(self.name)
             return None if values is None else self.keys.model_validate(values)
         value = functools.reduce(getattr, self.typed_key.split("."), recipe)
-        return None if value == self.off_value else value
+        on = value != self.off_value if self.on_value is None else value == self.on_value
+        return value if on else None
 
     def remove(self, values: dict[str, Any]) -> None:
         """Turn it off in a recipe's ``values``, in place."""
@@ -193,14 +198,24 @@ class Option:
         """Fields of each cell of `bench`, whether it is on or off."""
         return {}
 
+    # ------------------------------------------------------------------ of the attention that a model is built with
+
+    unmasked: ClassVar[str] = ""
+    """What a plan assumes of packed rows whose samples it keeps apart without a mask of each row's square; empty: it
+    does not keep them apart."""
+
+    def attention(self, settings: Any, resolved: Any, *, traced: bool) -> str | None:
+        """transformers' name of the attention that it brings, registered; None: it brings none. ``traced``: for a plan,
+        whose tensors have no values. Raises InputError if the device cannot run it."""
+        return None
+
     # ------------------------------------------------------------------ of layers and operators that are replaced
 
     before_adapters: ClassVar[bool] = False
     """Whether ``prepare`` changes the model before adapters wrap its layers, and not after its final dtypes."""
     rounds: ClassVar[bool] = False
-    """Whether it rounds operands to fewer bits than the recipe's precision has. `verify` leaves it out of the pass in
-    float32, measures what other roundings of its operands change, and reports how far it takes a step from one without
-    it."""
+    """Whether it rounds operands to fewer bits than the recipe's precision has. `verify` measures what other roundings
+    of its operands change, and reports how far it takes a step from one without it."""
     reorders: ClassVar[str] = ""
     """Why it may sum in another order than the plain loop; empty if it may not."""
     fuses: ClassVar[bool] = False
@@ -213,6 +228,10 @@ class Option:
     """How names of torch's operators begin that it runs."""
     compared_claims: ClassVar[tuple[str, ...]] = ()
     """Ids of claims of ``evidence`` that ``engaged`` holds against the plain loop."""
+
+    def in_float32(self, device: str) -> bool:
+        """Whether it computes in float32 on ``device``; `verify` leaves it out of the pass in float32 if not."""
+        return not self.rounds
 
     def prepare(self, model: Any, settings: Any, resolved: Any) -> Any:
         """``apply``, where it needs to know more of the recipe. What it returns is given to ``evidence``."""
@@ -350,6 +369,19 @@ def host_settings(recipe: Any) -> dict[str, Any]:
     return {option.key: getattr(recipe, option.key) for option in host_options()}
 
 
+def attentions() -> list[str]:
+    """Values of ``ATTENTION`` that options bring."""
+    load_plugins(installed=False)
+    return sorted(option.on_value for option in REGISTERED.values() if option.typed_key == ATTENTION)
+
+
+def attention_name(resolved: Any, *, traced: bool = False) -> str | None:
+    """transformers' name of the attention that the recipe's model is built with; None where the recipe does not say.
+    ``traced``: as an option's ``attention`` is asked."""
+    found = (one.attention(settings, resolved, traced=traced) for one, settings in asked_options(resolved.recipe))
+    return next((name for name in found if name is not None), resolved.recipe.model.attention)
+
+
 def in_host(recipe: Any) -> bool:
     """Whether what checkpointed blocks keep is in host memory."""
     return any(getattr(recipe, option.key) == option.host_value for option in host_options())
@@ -371,12 +403,12 @@ def prepare_options(model: Any, resolved: Any, *, before_adapters: bool, traced:
     }
 
 
-def in_room(name: str, off: Any = None) -> AfterValidator:
-    """For the schema's key of an option: refuses it where the option's folder is not there; for pydantic. ``off``: its
-    value where the option is off."""
+def in_room(name: str, off: Any = None, on: Any = None) -> AfterValidator:
+    """For the schema's key of an option: refuses it where the option's folder is not there; for pydantic. ``off``,
+    ``on``: the option's ``off_value`` and ``on_value``."""
 
     def check(value: Any) -> Any:
-        if value != off and option_named(name) is None:
+        if (value != off if on is None else value == on) and option_named(name) is None:
             raise ValueError(f"this installation has no toolkit/options/{name}; remove the key")
         return value
 

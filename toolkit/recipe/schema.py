@@ -81,7 +81,7 @@ class Model(Section):
     task: Annotated[str, AfterValidator(known_task)] = Field(
         "causal-lm", description="the training task", json_schema_extra=list_tasks
     )
-    attention: str | None = Field(
+    attention: Annotated[str | None, in_room("varlen", on="varlen")] = Field(
         None,
         description="attention implementation, by its transformers name: eager, sdpa, flash_attention_2, ...; "
         "`varlen` computes packed rows sample by sample, with no further package; null: sdpa if the model supports "
