@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from toolkit.errors import InputError
 from toolkit.plugins import load_plugins
 
 REGISTERED: dict[str, Option] = {}
@@ -209,6 +210,18 @@ class Option:
         whose tensors have no values. Raises InputError if the device cannot run it."""
         return None
 
+    # ------------------------------------------------------------------ of how a strategy distributes the model
+
+    whole_blocks: ClassVar[bool] = False
+    """Whether its typed key, of the section `strategy`, is the number of blocks, from the first, whose frozen weights
+    every process keeps whole, beside what is sharded. `plan` tries as many as fit, and calls them NAME blocks."""
+    not_split: ClassVar[str] = ""
+    """Why transformers, where it splits a model itself, cannot have it; empty if that does not matter."""
+
+    def why_not_strategy(self, settings: Any, resolved: Any) -> str | None:
+        """Why the recipe's strategy cannot have it, and what to set instead; None if it can."""
+        return None
+
     # ------------------------------------------------------------------ of layers and operators that are replaced
 
     before_adapters: ClassVar[bool] = False
@@ -296,6 +309,9 @@ class Option:
     def state_bytes(self, settings: Any, elements: int) -> int:
         """Bytes that it keeps of so many trained elements: on the device, and in a checkpoint."""
         return 4 * elements if self.shadow else 0
+
+    def fit_twin(self, values: dict[str, Any]) -> None:
+        """Change its settings in a recipe's ``values``, in place, for a model of few blocks."""
 
     def shorten(self, values: dict[str, Any]) -> None:
         """Change its settings in a recipe's ``values``, in place, so that the few steps of `verify` exercise it."""
@@ -385,6 +401,24 @@ def attention_name(resolved: Any, *, traced: bool = False) -> str | None:
 def in_host(recipe: Any) -> bool:
     """Whether what checkpointed blocks keep is in host memory."""
     return any(getattr(recipe, option.key) == option.host_value for option in host_options())
+
+
+def whole_keys() -> list[str]:
+    """Keys of the section `strategy` that options with ``whole_blocks`` have."""
+    load_plugins(installed=False)
+    return [option.typed_key.removeprefix("strategy.") for option in REGISTERED.values() if option.whole_blocks]
+
+
+def asked_whole(recipe: Any) -> Asked | None:
+    """The option with ``whole_blocks`` that ``recipe`` asks for; None if there is none."""
+    return next((one for one in asked_options(recipe) if one.option.whole_blocks), None)
+
+
+def check_whole(resolved: Any, blocks: int) -> None:
+    """Raise InputError where more blocks are to be whole than the model's ``blocks``."""
+    if (asked := asked_whole(resolved.recipe)) is not None and asked.settings > blocks:
+        where = f"{resolved.source}: {asked.option.key}"
+        raise InputError(f"{where}: {asked.settings}, but the model has {blocks} blocks; set at most that")
 
 
 def store_of(recipe: Any) -> Any:

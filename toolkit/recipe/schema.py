@@ -523,7 +523,7 @@ class Strategy(Section):
         description="when gradients are summed over the ranks: after every micro-batch of a step, or after the last, "
         "until when each rank has whole gradients. Default: every for fsdp1, fsdp2, zero2, zero3, last for ddp, zero1",
     )
-    unsharded_blocks: Positive | None = Field(
+    unsharded_blocks: Annotated[Positive | None, in_room("unsharded")] = Field(
         None,
         description="fsdp1, fsdp2, zero3: so many blocks, from the first, have their frozen weights whole on every "
         "process, where they need not be gathered; more is faster and larger. null: none",

@@ -42,7 +42,6 @@ def check(loop: Loop, name: str, resolved: Resolved) -> None:
         *without,
         ("z_loss", recipe.z_loss, 0.0),
         ("label_smoothing", recipe.label_smoothing, 0),
-        ("strategy.unsharded_blocks", recipe.strategy.unsharded_blocks, None),
     ):
         if value == default:
             continue

@@ -73,8 +73,8 @@ def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
                             "accumulation": min(_ACCUMULATION, resolved.accumulation)}  # fmt: skip
         if values["adapter"]:
             values["adapter"] = twin_adapter(values["adapter"], values["model"]["config"])
-        if resolved.unsharded_blocks:
-            values["strategy"]["unsharded_blocks"] = 1  # a twin has few blocks: one of each kind
+        for option, _ in asked_options(resolved.recipe):
+            option.fit_twin(values)
         if values["data"]["packing"]:
             values["data"]["max_length"] = min(PACKED_LENGTH, values["data"]["max_length"])
     # New tokens follow the twin's own vocabulary.
