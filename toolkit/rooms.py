@@ -18,9 +18,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from toolkit.errors import InputError
 from toolkit.plugins import load_plugins
 
 REGISTERED: dict[str, Option] = {}
+ATTENTION = "model.attention"
+"""The typed key of options that bring an attention."""
 
 
 class Keys(BaseModel):
@@ -63,6 +66,8 @@ class Option:
     by_model: ClassVar[bool] = False
     """Whether it is active in every model with layers that it replaces, its key set or not: ``settings`` then never are
     None. On one rank it computes what the model's own do: plans and other tools go by those."""
+    on_value: ClassVar[Any] = None
+    """The value of a typed key that is the option, where others belong to none; None: all but ``off_value`` are."""
     keys: ClassVar[type[Keys]] = Keys
     """What `options.NAME` takes."""
     axes: ClassVar[frozenset[str]] = frozenset()
@@ -98,7 +103,8 @@ class Option:
             values = recipe.options.get(self.name)
             return None if values is None else self.keys.model_validate(values)
         value = functools.reduce(getattr, self.typed_key.split("."), recipe)
-        return None if value == self.off_value else value
+        on = value != self.off_value if self.on_value is None else value == self.on_value
+        return value if on else None
 
     def remove(self, values: dict[str, Any]) -> None:
         """Turn it off in a recipe's ``values``, in place."""
@@ -207,14 +213,36 @@ class Option:
         """Fields of each cell of `bench`, whether it is on or off."""
         return {}
 
+    # ------------------------------------------------------------------ of the attention that a model is built with
+
+    unmasked: ClassVar[str] = ""
+    """What a plan assumes of packed rows whose samples it keeps apart without a mask of each row's square; empty: it
+    does not keep them apart."""
+
+    def attention(self, settings: Any, resolved: Any, *, traced: bool) -> str | None:
+        """transformers' name of the attention that it brings, registered; None: it brings none. ``traced``: for a plan,
+        whose tensors have no values. Raises InputError if the device cannot run it."""
+        return None
+
+    # ------------------------------------------------------------------ of how a strategy distributes the model
+
+    whole_blocks: ClassVar[bool] = False
+    """Whether its typed key, of the section `strategy`, is the number of blocks, from the first, whose frozen weights
+    every process keeps whole, beside what is sharded. `plan` tries as many as fit, and calls them NAME blocks."""
+    not_split: ClassVar[str] = ""
+    """Why transformers, where it splits a model itself, cannot have it; empty if that does not matter."""
+
+    def why_not_strategy(self, settings: Any, resolved: Any) -> str | None:
+        """Why the recipe's strategy cannot have it, and what to set instead; None if it can."""
+        return None
+
     # ------------------------------------------------------------------ of layers and operators that are replaced
 
     before_adapters: ClassVar[bool] = False
     """Whether ``prepare`` changes the model before adapters wrap its layers, and not after its final dtypes."""
     rounds: ClassVar[bool] = False
-    """Whether it rounds operands to fewer bits than the recipe's precision has. `verify` leaves it out of the pass in
-    float32, measures what other roundings of its operands change, and reports how far it takes a step from one without
-    it."""
+    """Whether it rounds operands to fewer bits than the recipe's precision has. `verify` measures what other roundings
+    of its operands change, and reports how far it takes a step from one without it."""
     reorders: ClassVar[str] = ""
     """Why it may sum in another order than the plain loop; empty if it may not."""
     fuses: ClassVar[bool] = False
@@ -227,6 +255,10 @@ class Option:
     """How names of torch's operators begin that it runs."""
     compared_claims: ClassVar[tuple[str, ...]] = ()
     """Ids of claims of ``evidence`` that ``engaged`` holds against the plain loop."""
+
+    def in_float32(self, device: str) -> bool:
+        """Whether it computes in float32 on ``device``; `verify` leaves it out of the pass in float32 if not."""
+        return not self.rounds
 
     def prepare(self, model: Any, settings: Any, resolved: Any) -> Any:
         """``apply``, where it needs to know more of the recipe. What it returns is given to ``evidence``."""
@@ -292,6 +324,9 @@ class Option:
     def state_bytes(self, settings: Any, elements: int) -> int:
         """Bytes that it keeps of so many trained elements: on the device, and in a checkpoint."""
         return 4 * elements if self.shadow else 0
+
+    def fit_twin(self, values: dict[str, Any]) -> None:
+        """Change its settings in a recipe's ``values``, in place, for a model of few blocks."""
 
     def shorten(self, values: dict[str, Any]) -> None:
         """Change its settings in a recipe's ``values``, in place, so that the few steps of `verify` exercise it."""
@@ -370,9 +405,40 @@ def host_settings(recipe: Any) -> dict[str, Any]:
     return {option.key: getattr(recipe, option.key) for option in host_options()}
 
 
+def attentions() -> list[str]:
+    """Values of ``ATTENTION`` that options bring."""
+    load_plugins(installed=False)
+    return sorted(option.on_value for option in REGISTERED.values() if option.typed_key == ATTENTION)
+
+
+def attention_name(resolved: Any, *, traced: bool = False) -> str | None:
+    """transformers' name of the attention that the recipe's model is built with; None where the recipe does not say.
+    ``traced``: as an option's ``attention`` is asked."""
+    found = (one.attention(settings, resolved, traced=traced) for one, settings in asked_options(resolved.recipe))
+    return next((name for name in found if name is not None), resolved.recipe.model.attention)
+
+
 def in_host(recipe: Any) -> bool:
     """Whether what checkpointed blocks keep is in host memory."""
     return any(getattr(recipe, option.key) == option.host_value for option in host_options())
+
+
+def whole_keys() -> list[str]:
+    """Keys of the section `strategy` that options with ``whole_blocks`` have."""
+    load_plugins(installed=False)
+    return [option.typed_key.removeprefix("strategy.") for option in REGISTERED.values() if option.whole_blocks]
+
+
+def asked_whole(recipe: Any) -> Asked | None:
+    """The option with ``whole_blocks`` that ``recipe`` asks for; None if there is none."""
+    return next((one for one in asked_options(recipe) if one.option.whole_blocks), None)
+
+
+def check_whole(resolved: Any, blocks: int) -> None:
+    """Raise InputError where more blocks are to be whole than the model's ``blocks``."""
+    if (asked := asked_whole(resolved.recipe)) is not None and asked.settings > blocks:
+        where = f"{resolved.source}: {asked.option.key}"
+        raise InputError(f"{where}: {asked.settings}, but the model has {blocks} blocks; set at most that")
 
 
 def store_of(recipe: Any) -> Any:
@@ -392,12 +458,12 @@ def prepare_options(model: Any, resolved: Any, *, before_adapters: bool, traced:
     }
 
 
-def in_room(name: str, off: Any = None) -> AfterValidator:
-    """For the schema's key of an option: refuses it where the option's folder is not there; for pydantic. ``off``: its
-    value where the option is off."""
+def in_room(name: str, off: Any = None, on: Any = None) -> AfterValidator:
+    """For the schema's key of an option: refuses it where the option's folder is not there; for pydantic. ``off``,
+    ``on``: the option's ``off_value`` and ``on_value``."""
 
     def check(value: Any) -> Any:
-        if value != off and option_named(name) is None:
+        if (value != off if on is None else value == on) and option_named(name) is None:
             raise ValueError(f"this installation has no toolkit/options/{name}; remove the key")
         return value
 

@@ -59,7 +59,7 @@ def sent_job(work: Work) -> tuple[float, float, float]:
 
     resolved = resolve(Recipe.model_validate(work.recipe(STEP + 1)), "floor", device="cpu")
     holdings = build(resolved).holdings
-    volumes = Volumes(resolved, holdings.without_frozen(resolved.unsharded_blocks))
+    volumes = Volumes(resolved, holdings.without_frozen(resolved.whole_blocks))
     shards = strategy_of(resolved).traits.shards
     # Gradients are summed once: to their shards, or as an all-reduce, and gathered is what the optimizer or a forward
     # needs whole.

@@ -24,6 +24,12 @@ USES: dict[str, dict[str, Any]] = {
     "fp8": {"fp8": True, "precision": "bf16"},
     "liger": {"model": {"kernels": "liger"}},
     "neftune": {"model": {"neftune_alpha": 5.0}},
+    "unsharded": {
+        "strategy": {"name": "fsdp2", "unsharded_blocks": 1},
+        "adapter": {"method": "lora"},
+        "machine": {"device": "cpu", "processes": 2},
+    },
+    "varlen": {"data": {"packing": True}, "model": {"attention": "varlen"}},
 }
 """Of each folder what asks for it."""
 

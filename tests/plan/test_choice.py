@@ -25,10 +25,12 @@ def way(
     asked: bool = False,
 ) -> Candidate:  # fmt: skip
     """A candidate of 80 GiB devices with only what a choice reads."""
-    strategy = SimpleNamespace(name=name, offload=offload, sync=None, reshard_after_forward=True, unsharded_blocks=None)
+    strategy = SimpleNamespace(name=name, offload=offload, sync=None, reshard_after_forward=True)
     off = {option.key: option.off_value for option in host_options()}
     recipe = SimpleNamespace(strategy=strategy, activation_checkpointing=kind, loss="plain", **off)
-    resolved = cast(Any, SimpleNamespace(recipe=recipe, micro_size=micro, traits=strategies()[name].traits))
+    resolved = cast(
+        Any, SimpleNamespace(recipe=recipe, micro_size=micro, whole_blocks=0, traits=strategies()[name].traits)
+    )
     memory = Memory(peak=int(gib * GIB))
     time = None if seconds is None else Seconds(seconds, 0.0, 0.0, 0.0, 0.0)
     return Candidate(resolved, memory, 0, 0, time, 80 * GIB, 76 * GIB, asked)

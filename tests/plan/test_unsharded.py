@@ -87,7 +87,7 @@ def test_few_numbers_of_blocks_are_tried(tmp_path: Path, config: str, monkeypatc
     own = Search.candidate
 
     def candidate(self: Search, resolved: Resolved, *more: Any, **options: Any) -> Candidate:
-        tried.extend([resolved.unsharded_blocks] if resolved.unsharded_blocks else [])
+        tried.extend([resolved.whole_blocks] if resolved.whole_blocks else [])
         return own(self, resolved, *more, **options)
 
     monkeypatch.setattr(Search, "candidate", candidate)

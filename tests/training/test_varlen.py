@@ -16,7 +16,7 @@ from plan.cells import Cell
 from plan.truth import measured, predicted
 from tiny import recipe_dict
 from toolkit.errors import InputError
-from toolkit.model.varlen import beginnings, register_varlen
+from toolkit.options.varlen.apply import beginnings, register_varlen
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 

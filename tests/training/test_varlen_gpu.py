@@ -18,12 +18,13 @@ from toolkit.data.collate import Bounds, MicroBatch, Slot, bounds_of, collate
 from toolkit.data.formats import Example
 from toolkit.errors import InputError, RunFailed
 from toolkit.launch.job import check_machine
-from toolkit.model import varlen_gpu
+from toolkit.model.bounds import bounds_arguments
 from toolkit.model.checkpointing import checkpoint_blocks, recomputed_calls
+from toolkit.options.varlen import kernel as gpu_kernel
+from toolkit.options.varlen import spec
+from toolkit.options.varlen.kernel import VARLEN_ON_GPU
 from toolkit.planning.predict import masks_rows
-from toolkit.recipe import varlenable
 from toolkit.recipe.schema import Recipe
-from toolkit.recipe.varlenable import VARLEN_ON_GPU
 from toolkit.reference.model import plain_model
 from toolkit.strategies import resolve
 from toolkit.training.loss import loss_sum
@@ -70,7 +71,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     made = Kernel()
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", made)
     # Compared in float64, which the kernel does not take.
-    monkeypatch.setattr(varlen_gpu, "_DTYPES", (torch.float64, torch.bfloat16))
+    monkeypatch.setattr(gpu_kernel, "_DTYPES", (torch.float64, torch.bfloat16))
     return made
 
 
@@ -83,7 +84,7 @@ def packed() -> MicroBatch:
 def model_of(config: dict[str, Any], attention: str) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    varlen_gpu.register_varlen_on_gpu("r")
+    gpu_kernel.register_varlen_on_gpu("r")
     torch.manual_seed(0)
     own = {key: value for key, value in config.items() if key != "model_type"}
     made = AutoConfig.for_model(config["model_type"], **own, attn_pdrop=0.0)
@@ -218,7 +219,7 @@ def test_refused_where_the_model_shows_it(options: dict[str, Any], error: str) -
     one = torch.zeros(1, 2, 6, 8, dtype=dtype, device=device)
     given = {"cu_seq_lens_q": torch.tensor([0, 6], dtype=torch.int32), "max_length_q": 6} | options
     with pytest.raises(InputError, match=rf"model\.attention: varlen.*{error}"):
-        varlen_gpu.attention_on_gpu(torch.nn.Module(), one, one, one, None, **given)
+        gpu_kernel.attention_on_gpu(torch.nn.Module(), one, one, one, None, **given)
 
 
 # ---------------------------------------------------------------------- what a recipe says
@@ -256,7 +257,7 @@ def test_refused_at_once(sections: dict[str, Any], reason: str, tmp_path: Path) 
 
 def test_gpus_that_lack_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = resolved_from(recipe(tmp_path))
-    monkeypatch.setattr(varlenable, "compute_capabilities", lambda: ((9, 0), (7, 5)))
+    monkeypatch.setattr(spec, "compute_capabilities", lambda: ((9, 0), (7, 5)))
     wanted = "varlen needs GPUs of compute capability 8.0 or newer .* this one has 7.5; use sdpa"
     with pytest.raises(InputError, match=wanted):
         check_machine(asked)
@@ -285,4 +286,4 @@ def test_the_plain_loop_has_sdpa(tmp_path: Path) -> None:
 def test_starts_do_not_decide_for_other_attentions() -> None:
     config = type("Config", (), {"_attn_implementation": "sdpa"})()
     bounds = Bounds(torch.tensor([0, 3], dtype=torch.int32), 3)
-    assert varlen_gpu.bounds_arguments(config, {"input_ids": torch.zeros(1, 3)}, bounds) == {}
+    assert bounds_arguments(config, {"input_ids": torch.zeros(1, 3)}, bounds) == {}

@@ -17,7 +17,7 @@ from toolkit.planning.hardware import devices
 from toolkit.recipe.load import load_recipe, recipe_from, source_of
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
-from toolkit.recipe.strategy_names import OWN_KEYS
+from toolkit.recipe.strategy_names import own_keys
 from toolkit.rooms import all_options
 from toolkit.strategies import resolve
 
@@ -83,7 +83,7 @@ def make_cells(
     check_machine(asked)
     name = asked.recipe.strategy.name
     cells, left_out = [Cell(name, asked, asked=True)], []
-    own = [f"strategy.{key}=null" for key in OWN_KEYS if getattr(asked.recipe.strategy, key) is not None]
+    own = [f"strategy.{key}=null" for key in own_keys() if getattr(asked.recipe.strategy, key) is not None]
     wanted = [(other, [f"strategy.name={other}", *own]) for other in strategies if other != name]
     wanted += [(option, option.split(",")) for option in options]
     for label, more in wanted:

@@ -35,7 +35,6 @@ from toolkit.recipe.preflight import check_known
 from toolkit.recipe.quantisable import no_quantiser
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
-from toolkit.recipe.varlenable import VARLEN, why_no_varlen_device
 from toolkit.rooms import asked_options
 from toolkit.strategies import resolve, strategy_of
 from toolkit.terminal import working
@@ -134,8 +133,6 @@ def check_machine(resolved: Resolved) -> None:
     for option, settings in asked_options(resolved.recipe):
         if reason := option.why_not_here(settings, resolved.device):
             raise InputError(f"{resolved.source}: {option.key}: {reason}")
-    if resolved.recipe.model.attention == VARLEN and (reason := why_no_varlen_device(resolved.device)):
-        raise InputError(f"{resolved.source}: model.attention: varlen {reason}")
     if resolved.base_storage is not None and (reason := no_quantiser(resolved.stored)):
         raise InputError(f"{resolved.source}: {reason}")
     if resolved.device == "cuda" and not (count := cuda_device_count()):

@@ -11,6 +11,7 @@ from toolkit.errors import InputError
 from toolkit.launch.files import SCRIPTS, accelerate_config, accelerate_leaves_apart, as_json, own_script
 from toolkit.launch.training_args import training_args
 from toolkit.recipe.resolve import Resolved
+from toolkit.rooms import asked_options
 from toolkit.strategies.fsdp import FsdpSettings
 from toolkit.upstream.transformers import why_trainer_takes_no_split
 
@@ -72,8 +73,7 @@ def _check(resolved: Resolved) -> None:
         problems.append(f"strategy.offload: {strategy.offload}; the Trainer is not proven with it; set none")
     if not strategy.reshard_after_forward:
         problems.append("strategy.reshard_after_forward: false; transformers has a plan of its own for each model")
-    if strategy.unsharded_blocks:
-        problems.append("strategy.unsharded_blocks: transformers shards every block")
+    problems += [f"{option.key}: {option.not_split}" for option, _ in asked_options(recipe) if option.not_split]
     if recipe.precision not in ("fp32", "bf16"):
         problems.append(f"precision: {recipe.precision}; DistributedConfig has bf16 over float32 weights, or none")
     if recipe.adapter is not None and recipe.adapter.method != "lora":

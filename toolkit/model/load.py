@@ -20,12 +20,10 @@ from toolkit.model.nf4 import nf4_layers
 from toolkit.model.packed_base import leave_heads, pack_drawn, take_packed, without_marks
 from toolkit.model.padding import pools_by_padding
 from toolkit.model.sources import NotByPart
-from toolkit.model.varlen import register_varlen
-from toolkit.model.varlen_gpu import register_varlen_on_gpu
 from toolkit.recipe.hub import hub_problem, use_cache_if_offline
 from toolkit.recipe.preflight import embedding_rows
 from toolkit.recipe.resolve import Resolved
-from toolkit.recipe.varlenable import VARLEN, VARLEN_ON_GPU
+from toolkit.rooms import attention_name
 from toolkit.tasks import task_of
 from toolkit.upstream.transformers import loaded_in_float32
 
@@ -48,14 +46,8 @@ def load_base(
     dtype = load_dtype(resolved)
     auto = getattr(transformers, task_of(spec.task).auto_class)
     config = build_config(resolved, pad_token_id)
-    attention = spec.attention
-    if attention == VARLEN and resolved.device == "cuda":
-        register_varlen_on_gpu(resolved.source)
-        attention = VARLEN_ON_GPU
-    elif attention == VARLEN:
-        register_varlen()
     options: dict[str, Any] = {
-        "attn_implementation": attention,
+        "attn_implementation": attention_name(resolved),
         "trust_remote_code": spec.trust_remote_code,
     }
     try:

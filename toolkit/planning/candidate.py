@@ -13,13 +13,13 @@ from toolkit.planning.memory import Memory
 from toolkit.planning.storage import Storage
 from toolkit.planning.time import Seconds
 from toolkit.recipe.resolve import Resolved
-from toolkit.rooms import asked_options, host_settings
+from toolkit.rooms import asked_options, asked_whole, host_settings, whole_keys
 from toolkit.tasks import task_of
 
 LIGER_UNKNOWN = "loss from liger_kernel"
 """What is counted is the toolkit's own chunked loss; that kernel's chunks are of another size."""
 
-UNSHARDED = "unsharded blocks"
+WHOLE = "whole blocks"
 """An entry of ``Traits.validated``."""
 
 
@@ -101,8 +101,8 @@ class Candidate:
             parts.append(f"sync {recipe.strategy.sync}")
         if not getattr(self.resolved.settings, "reshard", True):
             parts.append("weights kept")
-        if self.resolved.unsharded_blocks:
-            parts.append(f"unsharded {self.resolved.unsharded_blocks}")
+        if (whole := asked_whole(recipe)) is not None:
+            parts.append(f"{whole.option.name} {whole.settings}")
         if recipe.strategy.offload != "none":
             parts.append(f"offload {recipe.strategy.offload}")
         if recipe.activation_checkpointing != "none":
@@ -141,7 +141,7 @@ class Candidate:
         used = {
             "offload": f"offload {offload}" if offload != "none" else "",
             "fp16": "fp16" if self.resolved.precision.compute == "float16" else "",
-            UNSHARDED: UNSHARDED if self.resolved.unsharded_blocks else "",
+            WHOLE: f"{whole.option.name} blocks" if (whole := asked_whole(recipe)) is not None else "",
             task: "" if task_of(task).validated else task,
         }
         found = [shown for what, shown in used.items() if shown and what not in validated]
@@ -156,7 +156,7 @@ class Candidate:
             "offload": recipe.strategy.offload,
             "sync": recipe.strategy.sync,
             "reshard_after_forward": recipe.strategy.reshard_after_forward,
-            "unsharded_blocks": recipe.strategy.unsharded_blocks,
+            **dict.fromkeys(whole_keys(), self.resolved.whole_blocks or None),
             "activation_checkpointing": recipe.activation_checkpointing,
             "micro_size": self.resolved.micro_size,
             "accumulation": self.resolved.accumulation,

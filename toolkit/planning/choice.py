@@ -9,7 +9,7 @@ from toolkit.planning.candidate import Candidate, gib
 from toolkit.planning.hardware import GIB
 from toolkit.planning.search import Search
 from toolkit.recipe.resolve import Resolved
-from toolkit.rooms import host_settings
+from toolkit.rooms import host_settings, whole_keys
 
 EQUAL = 0.01
 """Candidates within this fraction of the fastest time are equally fast: the time model is not more precise."""
@@ -57,7 +57,7 @@ def _equally_fast(candidates: list[Candidate]) -> list[Candidate]:
 
 def _way(candidate: Candidate) -> tuple[object, ...]:
     recipe, strategy = candidate.resolved.recipe, candidate.resolved.recipe.strategy
-    kept = strategy.sync, strategy.reshard_after_forward, strategy.unsharded_blocks
+    kept = strategy.sync, strategy.reshard_after_forward, candidate.resolved.whole_blocks
     return strategy.name, kept, candidate.resolved.micro_size, recipe.loss, (*host_settings(recipe).values(),)
 
 
@@ -129,7 +129,7 @@ def _others(asked: Resolved) -> Iterator[tuple[str, list[str], dict[str, Any]]]:
         yield "the adapter on a 4-bit base", ["adapter.method=qlora"], {"adapter": values}
 
 
-_ORDER = ("loss", "micro", "checkpointing", "away", "strategy", "mesh", "sync", "kept", "unsharded", "offload")
+_ORDER = ("loss", "micro", "checkpointing", "away", "strategy", "mesh", "sync", "kept", "whole", "offload")
 
 
 def _differences(a: Candidate, b: Candidate) -> list[str]:
@@ -143,7 +143,7 @@ def _differences(a: Candidate, b: Candidate) -> list[str]:
         "mesh": (x.recipe.strategy.mesh, y.recipe.strategy.mesh),
         "sync": (x.recipe.strategy.sync, y.recipe.strategy.sync),
         "kept": (x.recipe.strategy.reshard_after_forward, y.recipe.strategy.reshard_after_forward),
-        "unsharded": (x.recipe.strategy.unsharded_blocks, y.recipe.strategy.unsharded_blocks),
+        "whole": (x.whole_blocks, y.whole_blocks),
         "offload": (x.recipe.strategy.offload, y.recipe.strategy.offload),
     }
     return [name for name in _ORDER if pairs[name][0] != pairs[name][1]]
@@ -160,6 +160,6 @@ def _describe(name: str, candidate: Candidate) -> str:
         "mesh": "strategy.mesh=null",  # a recipe's own is kept or dropped, never made up
         "sync": f"strategy.sync={resolved.recipe.strategy.sync or 'null'}",
         "kept": f"strategy.reshard_after_forward={str(resolved.recipe.strategy.reshard_after_forward).lower()}",
-        "unsharded": f"strategy.unsharded_blocks={resolved.recipe.strategy.unsharded_blocks or 'null'}",
+        "whole": " ".join(f"strategy.{key}={resolved.whole_blocks or 'null'}" for key in whole_keys()),
         "offload": f"strategy.offload={resolved.recipe.strategy.offload}",
     }[name]

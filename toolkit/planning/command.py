@@ -23,9 +23,9 @@ from toolkit.recipe.preflight import check_known
 from toolkit.recipe.quantisable import no_quantiser
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
-from toolkit.recipe.varlenable import VARLEN
 from toolkit.recipe.yaml_text import dump
 from toolkit.results import CommandResult, Result, write_json
+from toolkit.rooms import asked_options
 from toolkit.strategies import resolve
 from toolkit.terminal import working
 
@@ -305,8 +305,8 @@ def _assumptions(asked: Resolved, device: Device, rates: Rates) -> list[str]:
         rows = "every row is full: the maximum of a micro-batch"
     elif asked.recipe.model.attention == "flex_attention":
         rows += "; flex_attention's table of blocks is not counted"
-    elif asked.recipe.model.attention == VARLEN:
-        rows += "; attention takes the time and memory of rows that are one sample each"
+    else:
+        rows += "".join(f"; {option.unmasked}" for option, _ in asked_options(asked.recipe) if option.unmasked)
     found = [f"{device.name}: {device.source}", rows]
     if asked.device == "cuda":
         found += [

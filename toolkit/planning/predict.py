@@ -19,8 +19,7 @@ from toolkit.planning.segments import Segment, Shape, Traced
 from toolkit.planning.stages import Stage, stages_of
 from toolkit.recipe.resolve import Precision, Resolved
 from toolkit.recipe.schema import CheckpointingName
-from toolkit.recipe.varlenable import VARLEN
-from toolkit.rooms import in_host
+from toolkit.rooms import asked_options, in_host
 from toolkit.strategies import strategy_of
 from toolkit.strategies.memory.base import BYTES, Compute, Holdings, MemoryModel
 from toolkit.tasks import task_of
@@ -300,7 +299,8 @@ class Planner:
 
 def masks_rows(resolved: Resolved) -> bool:
     """Whether packed samples are kept apart by a mask of each row's square. Flash attention takes lengths; flex
-    attention a table of blocks, a 16,384th of that; varlen where samples begin."""
-    attention = resolved.recipe.model.attention
-    unmasked = takes_one_row(attention) or attention in ("flex_attention", VARLEN)
-    return resolved.recipe.data.packing and not unmasked
+    attention a table of blocks, a 16,384th of that."""
+    recipe = resolved.recipe
+    attention = recipe.model.attention
+    unmasked = takes_one_row(attention) or attention == "flex_attention"
+    return recipe.data.packing and not unmasked and not any(one.option.unmasked for one in asked_options(recipe))

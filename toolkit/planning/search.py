@@ -11,7 +11,7 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.planning.allocator import Parts, fixed, process_interval, workspaces
-from toolkit.planning.candidate import UNSHARDED, Candidate
+from toolkit.planning.candidate import WHOLE, Candidate
 from toolkit.planning.floors import Floors
 from toolkit.planning.hardware import Device
 from toolkit.planning.images import Images
@@ -25,13 +25,12 @@ from toolkit.planning.time import Rates, Seconds, exchanged, staged_seconds, ste
 from toolkit.recipe.expertable import FAMILIES, expert_count
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
-from toolkit.recipe.strategy_names import OWN_KEYS
+from toolkit.recipe.strategy_names import own_keys
 from toolkit.recipe.traits import Traits
-from toolkit.rooms import host_options, host_settings
+from toolkit.rooms import check_whole, host_options, host_settings, whole_keys
 from toolkit.strategies import resolve, strategies, strategy_of
 from toolkit.strategies.memory.base import Holdings
 
-_OWN = (*OWN_KEYS, "reshard_after_forward")
 _KEPT = {"sync": "last", "reshard_after_forward": False}
 """Weights are gathered, and gradients summed over the ranks, once per step: the least traffic that sharding allows."""
 
@@ -78,11 +77,7 @@ class Search:
         planner = (planner or self.planner).for_layers_of(resolved)
         if (reason := _why_not_adapted(resolved, planner.holdings)) is not None:
             raise InputError(f"{resolved.source}: strategy.name: {reason}")
-        if resolved.unsharded_blocks > (blocks := len(planner.holdings.order)):
-            raise InputError(
-                f"{resolved.source}: strategy.unsharded_blocks: {resolved.unsharded_blocks}, but the model has "
-                f"{blocks} blocks; set at most that"
-            )
+        check_whole(resolved, len(planner.holdings.order))
         segments, stages = planner.segments_of(resolved), planner.by_stage(resolved)
         away, holdings = planner.away(resolved), planner.holdings
         if stages:
@@ -160,7 +155,7 @@ class Search:
         for variant in self._variants():
             name, offload, kind, micro, *_ = key = _key(variant)
             way = variant.recipe.strategy
-            kept = way.sync, way.reshard_after_forward, way.unsharded_blocks, variant.mesh.expert
+            kept = way.sync, way.reshard_after_forward, variant.whole_blocks, variant.mesh.expert
             cannot_win = (name, micro, kept) in enough or micro > too_large.get((name, offload, kind, kept), micro)
             if key in seen or (cannot_win and not every):
                 continue
@@ -180,9 +175,9 @@ class Search:
             found += self._fused(found)
         if not any(c.fits for c in found):
             found += self._away(found)
-        return found + self._unsharded(found)
+        return found + self._whole(found)
 
-    def _unsharded(self, found: list[Candidate]) -> list[Candidate]:
+    def _whole(self, found: list[Candidate]) -> list[Candidate]:
         """The fastest that fits of each strategy that shards frozen weights, with those of as many blocks whole as fit,
         where such a prediction has been measured. Nothing where a strategy fits that has all weights whole."""
         if any(c.fits and "weights" not in c.resolved.traits.shards for c in found):
@@ -191,13 +186,15 @@ class Search:
         for c in found:
             recipe = c.resolved.recipe
             able = c.fits and c.seconds is not None and recipe.strategy.offload != "all"
-            if able and UNSHARDED in (c.resolved.traits.validated or ()) and not c.resolved.unsharded_blocks:
+            if able and WHOLE in (c.resolved.traits.validated or ()) and not c.resolved.whole_blocks:
                 name = recipe.strategy.name
                 fastest[name] = min(c, fastest.get(name, c), key=_total)
-        return [more for c in fastest.values() if (more := self._most_unsharded(c)) is not None]
+        return [more for c in fastest.values() for key in whole_keys()
+                if (more := self._most_whole(c, key)) is not None]  # fmt: skip
 
-    def _most_unsharded(self, candidate: Candidate) -> Candidate | None:
-        """This candidate with the frozen weights of the most blocks whole that fit; None if not those of one."""
+    def _most_whole(self, candidate: Candidate, key: str) -> Candidate | None:
+        """This candidate with the frozen weights of the most blocks whole that fit; None if not those of one.
+        ``key``: of the section `strategy`, which says how many."""
         recipe = candidate.resolved.recipe
         top = {
             "activation_checkpointing": recipe.activation_checkpointing,
@@ -207,7 +204,7 @@ class Search:
         tried: dict[int, Candidate] = {}
 
         def over(blocks: int) -> float:
-            way = recipe.strategy.model_dump(exclude_unset=True) | {"unsharded_blocks": blocks}
+            way = recipe.strategy.model_dump(exclude_unset=True) | {key: blocks}
             variant = self.variant(way, top, candidate.resolved.micro_size)
             if variant is None:  # nothing is frozen, or the mesh divides the blocks
                 return math.inf
@@ -311,8 +308,8 @@ class Search:
                     ways += [way | {"sync": None, "reshard_after_forward": True} for way in ways]
                 elif asked.sync is not None:
                     ways += [way | {"sync": None} for way in ways]
-                if asked.unsharded_blocks is not None:
-                    ways += [way | {"unsharded_blocks": None} for way in ways]
+                if self.asked.whole_blocks:
+                    ways += [way | dict.fromkeys(whole_keys()) for way in ways]
             if strategy.traits.other_sync and "weights" in strategy.traits.shards:
                 ways += [way | _KEPT for way in ways if way["offload"] == "none"]
             if (size := self._expert_ranks(name, strategy.traits)) > 1:
@@ -362,7 +359,8 @@ class Search:
         recipe = self.asked.recipe
         values = recipe.model_dump(exclude_unset=True)
         own, other = values.get("strategy", {}), strategy.get("name", recipe.strategy.name) != recipe.strategy.name
-        values["strategy"] = {key: value for key, value in own.items() if not (other and key in _OWN)} | strategy
+        left_out = (*own_keys(), "reshard_after_forward") if other else ()
+        values["strategy"] = {key: value for key, value in own.items() if key not in left_out} | strategy
         if other:
             traits = strategies()[strategy["name"]].traits
             if (mesh := self.asked.mesh.divided_alike(self.asked.world_size, traits)) is not None:
@@ -391,7 +389,7 @@ def _key(resolved: Resolved) -> tuple[Any, ...]:
         recipe.strategy.mesh,
         recipe.strategy.sync,
         recipe.strategy.reshard_after_forward,
-        recipe.strategy.unsharded_blocks,
+        resolved.whole_blocks,
         recipe.loss,
         *host_settings(recipe).values(),
     )

@@ -29,8 +29,7 @@ from toolkit.planning.parts import acted_experts, acted_ranks
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter, Optimizer
-from toolkit.recipe.varlenable import VARLEN
-from toolkit.rooms import prepare_options
+from toolkit.rooms import attention_name, prepare_options
 from toolkit.strategies.memory.base import Holdings, Weight
 from toolkit.tasks import task_of
 
@@ -186,11 +185,9 @@ def _meta_model(resolved: Resolved) -> nn.Module:
             "or model.config"
         )
     config = build_config(resolved, 0)
-    attention = spec.attention or "sdpa"
-    if attention.startswith("flash_attention") or (attention == VARLEN and resolved.device == "cuda"):
+    attention = attention_name(resolved, traced=True) or "sdpa"
+    if attention.startswith("flash_attention"):
         attention = _flash(resolved.precision.compute)
-    elif attention == VARLEN:
-        attention = _varlen()
     elif attention == "flex_attention":
         attention = "sdpa"  # saves the same tensors
     try:
@@ -229,19 +226,6 @@ def _flash(compute: str) -> str:
 
     name = f"planned_lengths_{compute}"
     AttentionInterface.register(name, forward)
-    AttentionMaskInterface.register(name, flash_attention_mask)
-    return name
-
-
-def _varlen() -> str:
-    """transformers' name of ``varlen`` over rows that are one sample each."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import flash_attention_mask
-
-    from toolkit.model.varlen import attention_of_whole_rows
-
-    name = "planned_samples"
-    AttentionInterface.register(name, attention_of_whole_rows)
     AttentionMaskInterface.register(name, flash_attention_mask)
     return name
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from toolkit.errors import InputError
 from toolkit.recipe.compilable import why_not_compilable
 from toolkit.recipe.contextable import why_not_divisible
@@ -14,8 +16,7 @@ from toolkit.recipe.schema import Recipe
 from toolkit.recipe.splittable import why_not_splittable
 from toolkit.recipe.stageable import why_not_stageable
 from toolkit.recipe.traits import Traits
-from toolkit.recipe.varlenable import VARLEN, why_not_varlen
-from toolkit.rooms import active_options, asked_options
+from toolkit.rooms import ATTENTION, Asked, active_options, asked_options
 from toolkit.tasks import task_of
 
 AXES = ("context", "tensor", "pipeline", "expert")
@@ -30,8 +31,14 @@ def check_combination(
     if recipe.data.packing and (reason := why_not_packable(facts, recipe.model.attention)):
         near = "data.packing: false" + ("" if recipe.data.streaming else ", with data.group_by_length: true")
         raise InputError(f"{source}: data.packing: {reason}; set {near}")
-    if recipe.model.attention == VARLEN and (reason := why_not_varlen(recipe, facts, device)):
-        raise InputError(f"{source}: model.attention: varlen {reason}")
+    active = active_options(recipe)
+
+    def check(options: Iterable[Asked]) -> None:
+        for option, settings in options:
+            if reason := option.why_not(settings, recipe, facts, blocks, device):
+                raise InputError(f"{source}: {option.key}: {reason}")
+
+    check(one for one in active if one.option.key == ATTENTION)  # what follows depends on the attention
     if recipe.loss == "fused" and (reason := why_not_fusable(recipe, facts)):
         raise InputError(f"{source}: loss: fused {reason}; or set loss: plain")
     if recipe.adapter is not None and recipe.adapter.method == "qlora" and (reason := why_not_quantisable(facts)):
@@ -51,9 +58,7 @@ def check_combination(
         raise InputError(f"{source}: strategy.mesh.pipeline: {reason}")
     if mesh is not None and mesh.expert > 1 and (reason := why_no_experts(recipe, facts)):
         raise InputError(f"{source}: strategy.mesh.expert: {reason}")
-    for option, settings in active_options(recipe):
-        if reason := option.why_not(settings, recipe, facts, blocks, device):
-            raise InputError(f"{source}: {option.key}: {reason}")
+    check(one for one in active if one.option.key != ATTENTION)
     if reason := why_not_trainable(facts):
         raise InputError(f"{source}: model.{'path' if recipe.model.path else 'config'}: {reason}")
     stored = stored_base(facts)

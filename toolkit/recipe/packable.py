@@ -12,16 +12,19 @@ from functools import cache
 from pathlib import Path
 
 from toolkit.recipe.model_facts import ModelFacts, model_sources
+from toolkit.rooms import attentions
 
-ATTENTIONS = ("sdpa", "eager", "varlen", "flex_attention", "flash_attention_2", "flash_attention_3")
+_ATTENTIONS = ("sdpa", "eager"), ("flex_attention", "flash_attention_2", "flash_attention_3")
+"""Before those that options bring, and after."""
 _MASKS = frozenset({"create_causal_mask", "create_sliding_window_causal_mask", "create_masks_for_generate"})
 _OTHER_WAYS = ("Lightning", "LinearAttention", "Mamba", "Rwkv", "DeltaNet", "Recurrent")
 
 
 def why_not_packable(facts: ModelFacts, attention: str) -> str | None:
     """Why packed samples would attend to each other in this model, or None."""
-    if attention not in ATTENTIONS:
-        return f"model.attention {attention} is not known to separate packed samples; use {' or '.join(ATTENTIONS)}"
+    known = (*_ATTENTIONS[0], *attentions(), *_ATTENTIONS[1])
+    if attention not in known:
+        return f"model.attention {attention} is not known to separate packed samples; use {' or '.join(known)}"
     if facts.config is None:
         return f"it is not known whether the model separates packed samples: {facts.why_unknown}"
     kind = facts.model_type

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from toolkit.recipe.quantisable import StoredBase
 from toolkit.recipe.rates import rate_factor
 from toolkit.recipe.schema import PrecisionName, Recipe
 from toolkit.recipe.traits import Traits
+from toolkit.rooms import asked_whole
 
 
 @dataclass(frozen=True)
@@ -122,10 +124,12 @@ class Resolved:
         asked = self.recipe.strategy.sync
         return self.traits.reduces_each_micro_batch if asked is None else asked == "every"
 
-    @property
-    def unsharded_blocks(self) -> int:
-        """Number of blocks whose frozen weights are whole on every process, under a strategy that shards weights."""
-        return self.recipe.strategy.unsharded_blocks or 0
+    @functools.cached_property
+    def whole_blocks(self) -> int:
+        """Number of blocks, from the first, whose frozen weights are whole on every process, under a strategy that
+        shards weights."""
+        asked = asked_whole(self.recipe)
+        return 0 if asked is None else int(asked.settings)
 
     @property
     def token_parts(self) -> int:

@@ -81,7 +81,7 @@ class Model(Section):
     task: Annotated[str, AfterValidator(known_task)] = Field(
         "causal-lm", description="the training task", json_schema_extra=list_tasks
     )
-    attention: str | None = Field(
+    attention: Annotated[str | None, in_room("varlen", on="varlen")] = Field(
         None,
         description="attention implementation, by its transformers name: eager, sdpa, flash_attention_2, ...; "
         "`varlen` computes packed rows sample by sample, with no further package; null: sdpa if the model supports "
@@ -523,7 +523,7 @@ class Strategy(Section):
         description="when gradients are summed over the ranks: after every micro-batch of a step, or after the last, "
         "until when each rank has whole gradients. Default: every for fsdp1, fsdp2, zero2, zero3, last for ddp, zero1",
     )
-    unsharded_blocks: Positive | None = Field(
+    unsharded_blocks: Annotated[Positive | None, in_room("unsharded")] = Field(
         None,
         description="fsdp1, fsdp2, zero3: so many blocks, from the first, have their frozen weights whole on every "
         "process, where they need not be gathered; more is faster and larger. null: none",

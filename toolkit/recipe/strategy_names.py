@@ -11,10 +11,14 @@ from typing import Any
 
 from toolkit.plugins import load_plugins
 from toolkit.recipe.known_names import listed, unknown
+from toolkit.rooms import whole_keys
 
 REGISTERED: dict[str, type[Any]] = {}
-OWN_KEYS = ("mesh", "sync", "unsharded_blocks")
-"""Keys of the recipe's section ``strategy`` that are chosen for the named strategy: others are tried without them."""
+
+
+def own_keys() -> tuple[str, ...]:
+    """Keys of the section ``strategy`` that are chosen for the named strategy: others are tried without them."""
+    return "mesh", "sync", *whole_keys()
 
 
 def register(name: str, strategy: type[Any]) -> None:

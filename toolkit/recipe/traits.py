@@ -48,7 +48,7 @@ class Traits:
     broadcasts: bool = False
     """The first rank's weights are broadcast to the others at the start."""
     unshards_frozen: bool = False
-    """`strategy.unsharded_blocks` can have frozen weights whole on every process, beside sharded ones."""
+    """Frozen weights of blocks can be whole on every process, beside sharded ones."""
     continues_without_gradient: bool = True
     """Training continues if a trained weight gets no gradient; False: it fails or hangs."""
     precedence: int = 100

@@ -4,8 +4,8 @@ wrapped."""
 
 from __future__ import annotations
 
+import functools
 import re
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,17 +17,17 @@ from toolkit.model.load import load_base, set_dtypes
 from toolkit.model.nf4 import BLOCK, NESTED, base_linears, packed_nf4, packed_weight
 from toolkit.model.unreached import freeze, unreached
 from toolkit.recipe.resolve import Resolved
-from toolkit.recipe.varlenable import VARLEN
 from toolkit.rooms import active_options
 
 
 def plain_model(resolved: Resolved, pad_token_id: int | None = None) -> nn.Module:
     """The recipe's model in training mode on its device, with weights in the dtypes of the recipe's precision."""
-    model = load_base(_with_sdpa(resolved), pad_token_id)
+    options = [option.plain(settings) for option, settings in active_options(resolved.recipe)]
+    model = load_base(functools.reduce(lambda one, option: option.loads(one), options, resolved), pad_token_id)
     if resolved.base_storage is not None:
         dequantised_base(model, resolved)
-    for option, settings in active_options(resolved.recipe):
-        option.plain(settings).change(model, resolved)
+    for option in options:
+        option.change(model, resolved)
     if resolved.recipe.adapter is not None:
         model = add_adapter(model, resolved)
     for parameter in _matching(model, resolved.recipe.model.freeze):
@@ -40,15 +40,6 @@ def plain_model(resolved: Resolved, pad_token_id: int | None = None) -> nn.Modul
     set_dtypes(model, resolved.precision.trainable, resolved.precision.frozen)
     freeze(model, idle)
     return model.to(torch.device(resolved.device)).train()
-
-
-def _with_sdpa(resolved: Resolved) -> Resolved:
-    """Where ``varlen`` is a kernel that takes bounds of packed samples: the plain loop has each sample by itself."""
-    recipe = resolved.recipe
-    if resolved.device != "cuda" or recipe.model.attention != VARLEN:
-        return resolved
-    model = recipe.model.model_copy(update={"attention": "sdpa"})
-    return replace(resolved, recipe=recipe.model_copy(update={"model": model}))
 
 
 def _matching(model: nn.Module, patterns: list[str]) -> list[nn.Parameter]:

@@ -50,6 +50,10 @@ class PlainOption:
         last one, and from the weight after it, both float32 of the weight's shape."""
         raise NotImplementedError
 
+    def loads(self, resolved: Any) -> Any:
+        """The Resolved by which the plain model is loaded."""
+        return resolved
+
     def change(self, model: Any, resolved: Any) -> None:
         """Change the plain model in place, before adapters are added."""
 

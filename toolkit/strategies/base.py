@@ -16,6 +16,7 @@ from toolkit.recipe.resolve import Decisions, Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import REGISTERED, register
 from toolkit.recipe.traits import Traits
+from toolkit.rooms import asked_options
 from toolkit.strategies.composed import LAYOUTS, engine_with, named
 
 if TYPE_CHECKING:
@@ -82,37 +83,9 @@ class Strategy:
             )
         self._check_mesh(resolved)
         self._check_sync(resolved)
-        self._check_unsharded(resolved)
-
-    def _decide_unsharded(self, resolved: Resolved, decide: Decisions) -> None:
-        """accelerate 1.15.0 leaves whole modules out of FSDP, by a regular expression, and DeepSpeed 0.19.8 none: no
-        file can say it of frozen weights alone."""
-        if resolved.unsharded_blocks:
-            why = "set by toolkit train; no file has a key for it: other scripts shard and gather these weights too"
-            decide("strategy.unsharded_blocks", resolved.unsharded_blocks, why)
-
-    def _check_unsharded(self, resolved: Resolved) -> None:
-        recipe, mesh = resolved.recipe, resolved.mesh
-        where = f"{resolved.source}: strategy.unsharded_blocks"
-        if not resolved.unsharded_blocks:
-            return
-        if not self.traits.unshards_frozen:
-            can = ", ".join(name for name, other in REGISTERED.items() if other.traits.unshards_frozen)
-            raise InputError(f"{where}: {self.name} shards no weights; remove it, or use one of {can}")
-        if recipe.adapter is None and not recipe.model.freeze:
-            raise InputError(f"{where}: all weights train, and only frozen ones can stay whole; remove it")
-        if not resolved.blocks:
-            raise InputError(f"{where}: no block class of this model is known; set strategy.wrap")
-        if recipe.strategy.offload == "all":
-            raise InputError(
-                f"{where}: keeps weights on the device, and offload: all is to keep them off it; remove one of the two"
-            )
-        axes = {"tensor": mesh.tensor, "pipeline": mesh.pipeline, "expert": mesh.expert}
-        if divided := [axis for axis, size in axes.items() if size > 1]:
-            raise InputError(
-                f"{where}: is not supported with strategy.mesh.{divided[0]}, which divides the blocks already; remove "
-                "one of the two"
-            )
+        for option, settings in asked_options(resolved.recipe):
+            if reason := option.why_not_strategy(settings, resolved):
+                raise InputError(f"{resolved.source}: {option.key}: {reason}")
 
     def _check_sync(self, resolved: Resolved) -> None:
         asked = resolved.recipe.strategy.sync

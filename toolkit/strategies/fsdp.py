@@ -114,7 +114,6 @@ class _Fsdp(Strategy):
         strategy = resolved.recipe.strategy
         kind = "FULL_STATE_DICT" if self.version == 1 else "SHARDED_STATE_DICT"
         mesh = resolved.mesh if strategy.mesh is not None else None
-        self._decide_unsharded(resolved, decide)
         if self.version == 1 and resolved.mesh.hybrid:
             self._groups(resolved, decide)
         return FsdpSettings(
@@ -209,7 +208,7 @@ class Fsdp1(_Fsdp):
         precedence=5,
         flat_state=True,
         continues_without_gradient=False,
-        validated=frozenset({"unsharded blocks"}),
+        validated=frozenset({"whole blocks"}),
         why_no_compile=(
             "is not supported with fsdp1: torch cannot capture its weights, which are views of a flat "
             "parameter, once there "
@@ -235,7 +234,7 @@ class Fsdp2(_Fsdp):
     memory = "toolkit.strategies.memory.fsdp:Fsdp2Memory"
     traits = Traits(
         precedence=4,
-        validated=frozenset({"fp16", "unsharded blocks"}),
+        validated=frozenset({"fp16", "whole blocks"}),
         sums_input_gradients_by_block=True,
         layouts=frozenset({"tensor", "expert", "pipeline"}),
         **_FSDP,

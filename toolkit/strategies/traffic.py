@@ -73,7 +73,7 @@ def sharded_traffic(resolved: Resolved, holdings: Holdings, once: Collection[int
 
     ``once``: blocks, EMBED and TAIL that are gathered for the forward alone.
     """
-    holdings = holdings.without_frozen(resolved.unsharded_blocks)
+    holdings = holdings.without_frozen(resolved.whole_blocks)
     mesh = resolved.mesh
     axes: tuple[Axis, Axis] = ("shard" if mesh.hybrid else "all", "copies")
     gathers = 2 if resolved.recipe.strategy.reshard_after_forward else 1

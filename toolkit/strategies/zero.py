@@ -52,7 +52,6 @@ class _Zero(Strategy):
             )
 
     def settings(self, resolved: Resolved, decide: Decisions) -> ZeroSettings:
-        self._decide_unsharded(resolved, decide)
         hidden = resolved.facts.hidden_size
         bucket, why = _BUCKET, "100 MB of bf16"
         if self.stage == 3 and hidden is not None:
@@ -240,14 +239,6 @@ class Zero3(_Zero):
         reduces_each_micro_batch=True,
         **_ZERO,
     )
-
-    def check(self, resolved: Resolved) -> None:
-        super().check(resolved)
-        if resolved.unsharded_blocks and resolved.mesh.hybrid:
-            raise InputError(
-                f"{resolved.source}: strategy.unsharded_blocks: is not supported with a second copy of the weights "
-                "(strategy.mesh.replicate under zero3), which keeps them near already; remove one of the two"
-            )
 
     def collectives_by_axis(self, resolved: Resolved) -> tuple[tuple[str, Axis], ...]:
         return (("all-gather", "shard"), ("reduce-scatter", "all")) if resolved.mesh.hybrid else ()

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from toolkit.data.formats import Example, Formatter
 from toolkit.data.messages import unanswered
 from toolkit.data.prompts import prompt_rows
-from toolkit.model.varlen_gpu import bounds_arguments
+from toolkit.model.bounds import bounds_arguments
 from toolkit.recipe.schema import Recipe
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels

@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional
 
 from toolkit.data.collate import Bounds
+from toolkit.model.bounds import bounds_arguments
 from toolkit.model.context import part_of_rows
 from toolkit.model.head_loss import next_labels, wanted_loss
 from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
-from toolkit.model.varlen_gpu import bounds_arguments
 from toolkit.recipe.mesh import RowPart
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import IGNORED, Labels

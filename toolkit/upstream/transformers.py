@@ -90,7 +90,7 @@ REPLACEMENTS = (
         "loading and saving apply them, and do not tell", "no module is kept in float32, every tensor is saved",
     ),
     Replacement(
-        "transformers", "the attention that a model runs", "rows in parts put it back; varlen is told bounds",
+        "transformers", "the attention that a model runs", "rows in parts put it back; those that take bounds are told",
         "5.17 to 5.23", lambda: unwritten("transformers", "configuration_utils.py", f"def {_ATTENTION}("),
         "set_attn_implementation has no counterpart", "sdpa is assumed",
     ),

@@ -12,7 +12,7 @@ from toolkit.errors import InputError, RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
-from toolkit.recipe.strategy_names import OWN_KEYS
+from toolkit.recipe.strategy_names import own_keys
 from toolkit.results import versions
 from toolkit.strategies import resolve
 from toolkit.strategies import strategies as known_strategies
@@ -104,7 +104,7 @@ def _cell(resolved: Resolved, fault: str, strategy: str, groups: dict[int, Worke
 def with_strategy(resolved: Resolved, strategy: str, world: int) -> Resolved:
     """The recipe under another strategy."""
     values = resolved.recipe.model_dump(mode="json")
-    own = {} if strategy == resolved.recipe.strategy.name else dict.fromkeys(OWN_KEYS)
+    own = {} if strategy == resolved.recipe.strategy.name else dict.fromkeys(own_keys())
     merge(values, {"strategy": {"name": strategy, "offload": "none", **own},
                    "machine": {"processes": world, "nodes": 1},
                    "batch": {"global_size": None, "micro_size": resolved.micro_size,

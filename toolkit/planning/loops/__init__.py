@@ -14,7 +14,7 @@ from toolkit.planning.loops.base import Loop, LoopPrecision
 from toolkit.planning.loops.known import LOOPS
 from toolkit.planning.loops.named import habits_of, loop_named
 from toolkit.recipe.resolve import Resolved
-from toolkit.rooms import asked_options
+from toolkit.rooms import ATTENTION, asked_options
 
 __all__ = ["LOOPS", "Loop", "LoopPrecision", "check", "check_loop", "habits_of", "loop_named"]
 
@@ -33,7 +33,7 @@ def check(loop: Loop, name: str, resolved: Resolved) -> None:
     without: list[tuple[str, Any, Any]] = [
         (option.key, settings, option.off_value)
         for option, settings in asked_options(recipe)
-        if option.typed_key and not option.training_args(settings)
+        if option.typed_key not in ("", ATTENTION) and not option.training_args(settings)
     ]
     tool = name.split()[0].partition("@")[0]
     not_counted = loop.unknown | {option.key for option, _ in asked_options(recipe) if option.names(tool)}
@@ -42,7 +42,6 @@ def check(loop: Loop, name: str, resolved: Resolved) -> None:
         *without,
         ("z_loss", recipe.z_loss, 0.0),
         ("label_smoothing", recipe.label_smoothing, 0),
-        ("strategy.unsharded_blocks", recipe.strategy.unsharded_blocks, None),
     ):
         if value == default:
             continue

@@ -23,7 +23,7 @@ from toolkit.strategies.engines.claims import Claim, connected_claim
 from toolkit.strategies.engines.fsdp1_units import OwnUnits
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, span
 from toolkit.strategies.engines.prepared import Prepared
-from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharded_claim
+from toolkit.strategies.engines.whole import kept_whole, load_whole, whole_claims
 from toolkit.strategies.fsdp import FsdpSettings
 from toolkit.upstream import torch_fsdp as upstream
 
@@ -91,9 +91,9 @@ class Fsdp1Engine(Engine):
         plugin.auto_wrap_policy = own_units.policy
         mesh = self._device_mesh()
         self._group = None if mesh is None else mesh.get_group("dp_shard")
-        whole = unsharded(prepared)
+        whole = kept_whole(prepared)
         load_whole(whole, prepared, self.device)
-        self.unsharded = {name: p.numel() for name, p in whole.items()}
+        self.kept_whole = {name: p.numel() for name, p in whole.items()}
         plugin.ignored_modules = [nn.ParameterList(whole.values())] if whole else None
         waiting = sources(prepared.model)
         lent = _lend_memory(prepared.model, self.device)
@@ -167,7 +167,7 @@ class Fsdp1Engine(Engine):
                 str(len(units)),
                 len(units) > len(self.blocks),
             ),
-            *unsharded_claim(self.unsharded, plain),
+            *whole_claims(self.resolved, self.kept_whole, plain),
             Claim(
                 "share-of-weights",
                 "weights held by this process",

@@ -20,7 +20,7 @@ from toolkit.strategies.engines.base import Engine, OptimizerState, on_host, own
 from toolkit.strategies.engines.claims import Claim, connected_claim
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, box, span
 from toolkit.strategies.engines.prepared import Prepared
-from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharded_claim
+from toolkit.strategies.engines.whole import kept_whole, load_whole, whole_claims
 from toolkit.strategies.engines.zero_gradients import fill_missing
 from toolkit.strategies.fsdp import FsdpSettings
 from toolkit.tasks import task_of
@@ -76,9 +76,9 @@ class Fsdp2Engine(Engine):
             self._give_mesh()
         placeholder = torch.optim.SGD(list(prepared.trainable().values()), lr=0.0)  # accelerate wants both at once
         media = task_of(self.resolved.recipe.model.task).media
-        whole = unsharded(prepared)
+        whole = kept_whole(prepared)
         load_whole(whole, prepared, self.device)
-        self.unsharded = {name: p.numel() for name, p in whole.items()}
+        self.kept_whole = {name: p.numel() for name, p in whole.items()}
         plugin = self.accelerator.state.fsdp_plugin
         # accelerate ends at a class that is not there, and a model may have one kind of its blocks alone.
         plugin.transformer_cls_names_to_wrap = sorted({type(block).__name__ for _, block in prepared.blocks})
@@ -144,13 +144,13 @@ class Fsdp2Engine(Engine):
         return [
             connected_claim(self.resolved.world_size, self.device),
             *self._mesh_claims([(self._axes(name, p), p.to_local().detach()) for name, p in tensors.items()]),
-            *unsharded_claim(self.unsharded, plain),
+            *whole_claims(self.resolved, self.kept_whole, plain),
             Claim(
                 "weights-split",
                 "parameters split",
-                f"{len(everything) - len(self.unsharded)}",
+                f"{len(everything) - len(self.kept_whole)}",
                 f"{len(tensors)}",
-                len(tensors) == len(everything) - len(self.unsharded),
+                len(tensors) == len(everything) - len(self.kept_whole),
             ),
             Claim(
                 "share-of-weights",

@@ -23,9 +23,8 @@ def base_claims(
 ) -> list[Claim]:
     """Evidence that the base is in 4 bits (NF4 in blocks of 64, doubly quantised unless its files say otherwise): how
     many of its ``bases`` (elements by name) and how many bits a weight takes, counted from the storage on all ranks.
-    Every rank calls it. What every rank has whole of the model's ``blocks`` (``strategy.unsharded_blocks``) counts as
-    if they divided it."""
-    whole = {id(module) for _, block in blocks[: resolved.unsharded_blocks] for module in block.modules()}
+    Every rank calls it. What every rank has whole of the model's ``blocks`` counts as if they divided it."""
+    whole = {id(module) for _, block in blocks[: resolved.whole_blocks] for module in block.modules()}
     nested = resolved.stored is None or resolved.stored.nested
     layers = {name: layer for name, layer in nf4_layers(model).items() if _right(layer.statistics, nested)}
     elements = sum(bases.values())

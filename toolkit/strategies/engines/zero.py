@@ -24,7 +24,7 @@ from toolkit.strategies.engines.base import Engine, OptimizerState, Step
 from toolkit.strategies.engines.claims import Claim, connected_claim
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values
 from toolkit.strategies.engines.prepared import Prepared
-from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharded_claim
+from toolkit.strategies.engines.whole import kept_whole, load_whole, whole_claims
 from toolkit.strategies.engines.zero_state import ZeroTensors, fill_partition, partition
 from toolkit.strategies.zero_settings import ZeroSettings
 from toolkit.upstream import deepspeed as upstream
@@ -42,8 +42,8 @@ class ZeroEngine(Engine):
         _check_reach(prepared.reach.by_row, self.resolved)
         self.unsure = prepared.reach.unsure
         waiting = sources(model)
-        whole = unsharded(prepared)
-        self.unsharded = {name: p.numel() for name, p in whole.items()}
+        whole = kept_whole(prepared)
+        self.kept_whole = {name: p.numel() for name, p in whole.items()}
         load_whole(whole, prepared, self.device)
         _as_buffers(model, whole)
         originals = _lossy_copies(self.parameters, self.resolved.precision.compute)
@@ -163,8 +163,8 @@ class ZeroEngine(Engine):
             claims.append(Claim("weights-split", "parameters split", str(total), str(len(split)), len(split) == total))
             claims += self._second_copies(split)
             buffers = self.engine.module.named_buffers()
-            kept = {name: tensor.numel() for name, tensor in buffers if name in self.unsharded}
-            claims += unsharded_claim(self.unsharded, kept)
+            kept = {name: tensor.numel() for name, tensor in buffers if name in self.kept_whole}
+            claims += whole_claims(self.resolved, self.kept_whole, kept)
         return claims
 
     def _second_copies(self, split: list[Any]) -> list[Claim]:

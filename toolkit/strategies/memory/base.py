@@ -373,8 +373,8 @@ class MemoryModel:
         return -(-elements // self.ranks)
 
     def sharded(self, block: int) -> list[Weight]:
-        """The weights of a block, EMBED or TAIL that are not whole on every device (``strategy.unsharded_blocks``)."""
-        whole = 0 <= block < self.resolved.unsharded_blocks
+        """The weights of a block, EMBED or TAIL that are not whole on every device."""
+        whole = 0 <= block < self.resolved.whole_blocks
         return [w for w in self.holdings.unit(block) if w.trains or not whole]
 
     def frozen_bytes(self) -> int:

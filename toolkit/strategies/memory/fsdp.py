@@ -18,7 +18,7 @@ class _FsdpMemory(MemoryModel):
 
     def account(self) -> None:
         self.settings = self.resolved.settings
-        sharded = self.holdings.without_frozen(self.resolved.unsharded_blocks)
+        sharded = self.holdings.without_frozen(self.resolved.whole_blocks)
         shares = sharded.shares(self.resolved)
         self.parts = sum(-(-own.elements(True) * self.trained // ranks) for own, ranks in shares)
         parameters = self.parts + sum(-(-own.frozen_bytes(self.frozen) // ranks) for own, ranks in shares)

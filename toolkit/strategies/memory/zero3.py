@@ -20,7 +20,7 @@ class Zero3Memory(ZeroMemory):
         settings = self.settings
         small = settings.persistence_threshold
         parts = whole = 0
-        sharded = self.holdings.without_frozen(self.resolved.unsharded_blocks)
+        sharded = self.holdings.without_frozen(self.resolved.whole_blocks)
         for unit, count in sharded.units():
             parts += count * sum(-(-self._elements(w) // self.ranks) * self._size(w) for w in unit)
             whole += count * sum(self._elements(w) * self._size(w) for w in unit if self._elements(w) < small)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import math
@@ -19,7 +20,6 @@ from toolkit.recipe.needs import NO_TOKENIZER
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Batch, Recipe
 from toolkit.recipe.tokenizer_facts import added_tokens
-from toolkit.recipe.varlenable import VARLEN
 from toolkit.reference.schedule import plain_learning_rate
 from toolkit.rooms import asked_options
 from toolkit.strategies import resolve
@@ -73,8 +73,8 @@ def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
                             "accumulation": min(_ACCUMULATION, resolved.accumulation)}  # fmt: skip
         if values["adapter"]:
             values["adapter"] = twin_adapter(values["adapter"], values["model"]["config"])
-        if resolved.unsharded_blocks:
-            values["strategy"]["unsharded_blocks"] = 1  # a twin has few blocks: one of each kind
+        for option, _ in asked_options(resolved.recipe):
+            option.fit_twin(values)
         if values["data"]["packing"]:
             values["data"]["max_length"] = min(PACKED_LENGTH, values["data"]["max_length"])
     # New tokens follow the twin's own vocabulary.
@@ -110,18 +110,16 @@ def _warmed_up(resolved: Resolved) -> dict[str, Any]:
 
 
 def make_case(values: dict[str, Any], resolved: Resolved, pass_name: PassName, folder: Path) -> Case:
-    """The case of one pass: ``logic`` runs everything in float32 (no option that rounds, no rounding by chance, no
-    attention that takes 16 bits alone), ``precision`` as the recipe says."""
-    values = dict(values)
+    """The case of one pass: ``logic`` runs everything in float32 (no option that rounds or takes 16 bits alone, no
+    rounding by chance), ``precision`` as the recipe says."""
+    values = copy.deepcopy(values)
     if pass_name == "logic":
         values["precision"] = "fp32"
         for option, _ in asked_options(resolved.recipe):
-            if option.rounds:
+            if not option.in_float32(resolved.device):
                 option.remove(values)
         left_out = optimizer_kind(resolved.recipe.optimizer.name).keys_of_16_bits
         values["optimizer"] = {key: value for key, value in values["optimizer"].items() if key not in left_out}
-        if resolved.device == "cuda" and values["model"]["attention"] == VARLEN:
-            values["model"] = values["model"] | {"attention": "sdpa"}
     small = resolve(Recipe.model_validate(values), resolved.source, device=resolved.device)
     config = dict(small.facts.config or {})
     if "vocab_size" not in config and isinstance(config.get("text_config"), dict):

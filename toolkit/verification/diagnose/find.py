@@ -84,7 +84,6 @@ _CLAIMS = {
     "share-of-state": "strategy-not-active",
     "collectives": "collectives-missing",
     "sync": "sync-not-as-set",
-    "unsharded-weights": "unsharded-not-as-set",
     "mesh": "mesh-not-active",
     "mesh-copies": "mesh-copies-differ",
     "mesh-collectives": "mesh-not-active",

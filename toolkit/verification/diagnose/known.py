@@ -40,7 +40,6 @@ _EVIDENCE = {
     ),
     "sync-not-as-set": Known("gradients are summed over the ranks after other micro-batches than strategy.sync says",
                              MISSING),
-    "unsharded-not-as-set": Known("other frozen weights are whole than strategy.unsharded_blocks says", MISSING),
     "mesh-not-active": Known("the mesh is not active", MISSING),
     "micro-batches-dropped": Known("micro-batches do not all pass through the stages (strategy.mesh.pipeline)",
                                    MISSING),

@@ -26,8 +26,6 @@ EVERY = Applies(lambda strategy: True)
 DISTRIBUTED = Applies(lambda strategy: strategy.traits.distributed)
 SYNC_CHOSEN = Applies(lambda s: s.traits.other_sync and not (s.traits.shards and s.traits.flat_state))
 """`strategy.sync` chooses in any precision when gradients are summed over the ranks."""
-UNSHARDS_FROZEN = Applies(lambda strategy: strategy.traits.unshards_frozen)
-"""`strategy.unsharded_blocks` has frozen weights whole."""
 REPLICATED = Applies(lambda strategy: strategy.traits.distributed and not strategy.traits.shards)
 SHARDED = Applies(lambda strategy: bool(strategy.traits.shards))
 ALL_REDUCED = Applies(lambda strategy: any("all-reduce" in group for group in strategy.traits.collectives))

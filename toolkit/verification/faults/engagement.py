@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, ClassVar
 
 from toolkit.verification.faults.base import (
@@ -11,7 +10,6 @@ from toolkit.verification.faults.base import (
     SHARDED,
     SYNC_CHOSEN,
     TORCH_OPTIMIZER,
-    UNSHARDS_FROZEN,
     Fault,
     Patch,
 )
@@ -178,39 +176,6 @@ class SyncIgnored(Fault):
             return wrong
 
         patch_engines(patch, "accumulating", accumulating)
-
-
-class UnshardedIgnored(Fault):
-    id = "unsharded-ignored"
-    title = "frozen weights are sharded, where strategy.unsharded_blocks has them whole"
-    stages = ("engagement",)
-    diagnoses = ("unsharded-not-as-set",)
-    strategies = UNSHARDS_FROZEN
-    needs: ClassVar[dict[str, Any]] = {"strategy": {"unsharded_blocks": 1}, "adapter": LORA}
-
-    def inject(self, patch: Patch, case: Any) -> None:
-        from accelerate.utils import fsdp_utils
-        from torch.distributed.fsdp import FullyShardedDataParallel
-
-        from toolkit.strategies.engines import zero
-
-        @self.breaking(patch, fsdp_utils, "get_parameters_from_modules")
-        def none_ignored(right: Any, *args: Any) -> set[Any]:
-            return set()
-
-        @self.breaking(patch, zero, "_as_buffers")
-        def as_buffers(right: Any, *args: Any) -> None:
-            pass
-
-        def init(right: Any) -> Any:
-            @functools.wraps(right)
-            def wrong(*args: Any, **kwargs: Any) -> None:
-                self.reached()
-                right(*args, **(kwargs | {"ignored_modules": None, "ignored_states": None}))
-
-            return wrong
-
-        patch(FullyShardedDataParallel, "__init__", init)
 
 
 class SilentSingle(Fault):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from toolkit.machine import compute_capabilities
 from toolkit.recipe.model_facts import ModelFacts, model_sources
 from toolkit.recipe.schema import Recipe
+from toolkit.rooms import ATTENTION, Option
 
 VARLEN = "varlen"
-VARLEN_ON_GPU = "varlen_on_gpu"
-"""transformers' name of it there."""
 
 NEEDS = (8, 0)
 """Compute capability that torch's kernel requires (torch 2.13.0, flash_attn/flash_api.cpp, ``mha_varlen_fwd``), as it
@@ -16,6 +17,46 @@ requires 16 bits and heads of a multiple of 8, of 256 at most."""
 _HEAD_MULTIPLE, _LARGEST_HEAD = 8, 256
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+
+
+class Varlen(Option):
+    name = VARLEN
+    title = "attention over packed rows is computed sample by sample"
+    typed_key = ATTENTION
+    on_value = VARLEN
+    off_value = "sdpa"
+    claim = None  # `verify` compares packed samples with each alone
+    missing = ""
+    unmasked = "attention takes the time and memory of rows that are one sample each"
+
+    def why_not(
+        self, settings: str, recipe: Recipe, facts: ModelFacts, blocks: tuple[str, ...], device: str
+    ) -> str | None:
+        reason = why_not_varlen(recipe, facts, device)
+        return None if reason is None else f"{VARLEN} {reason}"
+
+    def why_not_here(self, settings: str, device: str) -> str | None:
+        poor = [found for found in compute_capabilities() if found < NEEDS] if device == "cuda" else []
+        return f"{VARLEN} {varlen_capability_message(min(poor))}" if poor else None
+
+    def decision(self, settings: str) -> None:
+        return None
+
+    def in_float32(self, device: str) -> bool:
+        return device != "cuda"
+
+    def remove(self, values: dict[str, Any]) -> None:
+        values["model"]["attention"] = self.off_value
+
+    def attention(self, settings: str, resolved: Any, *, traced: bool) -> str:
+        if resolved.device != "cuda":
+            return str(self._needed("apply").register_varlen(traced=traced))
+        if traced:
+            return "flash_attention_2"  # saves the same tensors
+        return str(self._needed("kernel").register_varlen_on_gpu(resolved.source))
+
+    def apply(self, model: Any, settings: str) -> None:
+        """The model is built with it."""
 
 
 def why_not_varlen(recipe: Recipe, facts: ModelFacts, device: str) -> str | None:
@@ -37,12 +78,6 @@ def why_not_varlen(recipe: Recipe, facts: ModelFacts, device: str) -> str | None
         if argument in code and (capped or argument != "softcap="):
             return f"computes what sdpa does, but the attention of {facts.model_type} {what}; use eager"
     return None
-
-
-def why_no_varlen_device(device: str) -> str | None:
-    """What this machine's GPUs lack for it, or None."""
-    poor = [found for found in compute_capabilities() if found < NEEDS] if device == "cuda" else []
-    return varlen_capability_message(min(poor)) if poor else None
 
 
 def varlen_capability_message(found: tuple[int, int]) -> str:

@@ -1,4 +1,4 @@
-"""Frozen weights that every process keeps whole, beside what a strategy shards (``strategy.unsharded_blocks``)."""
+"""Frozen weights that every process keeps whole, beside what a strategy shards."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from torch import nn
 from toolkit.errors import InputError
 from toolkit.model.nf4 import nf4_layers
 from toolkit.model.sources import fill, set_values, source_of
+from toolkit.recipe.resolve import Resolved
+from toolkit.rooms import asked_whole, check_whole
 from toolkit.strategies.engines.claims import Claim
 from toolkit.strategies.engines.prepared import Prepared
 
 
-def unsharded(prepared: Prepared) -> dict[str, nn.Parameter]:
-    """The frozen weights of the model's first blocks, as many as the recipe names, by name.
+def kept_whole(prepared: Prepared) -> dict[str, nn.Parameter]:
+    """The frozen weights of the model's first blocks, as many as an option of the recipe names, by name.
 
     Raises InputError if there are fewer blocks, or if all weights of these train.
     """
     resolved = prepared.resolved
-    count, where = resolved.unsharded_blocks, f"{resolved.source}: strategy.unsharded_blocks"
-    if not count:
+    if (asked := asked_whole(resolved.recipe)) is None:
         return {}
-    if count > len(prepared.blocks):
-        raise InputError(f"{where}: {count}, but the model has {len(prepared.blocks)} blocks; set at most that")
+    check_whole(resolved, len(prepared.blocks))
+    count = asked.settings
     inside = {id(p) for _, block in prepared.blocks[:count] for p in block.parameters() if not p.requires_grad}
     found = {name: p for name, p in prepared.model.named_parameters() if id(p) in inside}
     if not found:
+        where = f"{resolved.source}: {asked.option.key}"
         raise InputError(f"{where}: all weights of the first {count} blocks train, none can stay whole; remove it")
     return found
 
@@ -48,11 +50,12 @@ def load_whole(parameters: Mapping[str, nn.Parameter], prepared: Prepared, devic
         set_values(parameter, values.to(dtype))
 
 
-def unsharded_claim(asked: Mapping[str, int], whole: Mapping[str, int]) -> list[Claim]:
-    """Evidence that exactly the ``asked`` weights are ``whole`` on this process: elements by name. Nothing where the
+def whole_claims(resolved: Resolved, kept: Mapping[str, int], whole: Mapping[str, int]) -> list[Claim]:
+    """Evidence that exactly the ``kept`` weights are ``whole`` on this process: elements by name. Nothing where the
     recipe asks for none."""
-    if not asked:
+    asked = asked_whole(resolved.recipe)
+    if asked is None or asked.option.claim is None:
         return []
-    right = dict(asked) == dict(whole)
-    seen = f"{sum(whole.values()):,}" + ("" if right or sum(whole.values()) != sum(asked.values()) else ", of others")
-    return [Claim("unsharded-weights", "frozen weights whole on this process", f"{sum(asked.values()):,}", seen, right)]
+    right = dict(kept) == dict(whole)
+    seen = f"{sum(whole.values()):,}" + ("" if right or sum(whole.values()) != sum(kept.values()) else ", of others")
+    return [Claim(*asked.option.claim, f"{sum(kept.values()):,}", seen, right)]

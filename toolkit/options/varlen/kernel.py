@@ -1,52 +1,36 @@
 """Attention over packed rows on a GPU, in one call of torch's ``varlen_attn``: ``model.attention: varlen``.
 
-The loader knows where samples begin, and the loss hands it to the model as arguments of the forward, by the names that
-transformers has for flash attention: every layer gets them, and gets them again when it is recomputed. No mask is made,
-so nothing looks for samples in the positions, and the host reads nothing from the device.
+Its layers are told where samples begin (toolkit/model/bounds.py). No mask is made, so nothing looks for samples in the
+positions, and the host reads nothing from the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from toolkit.data.collate import Bounds
-from toolkit.errors import InputError, RunFailed
-from toolkit.model.varlen import attention_of_whole_rows, check_causal
-from toolkit.recipe.varlenable import NEEDS, VARLEN_ON_GPU, varlen_capability_message
-from toolkit.upstream.transformers import attention_of
+from toolkit.errors import InputError
+from toolkit.model.bounds import TAKES_BOUNDS
+from toolkit.options.varlen.apply import attention_of_whole_rows, check_causal
+from toolkit.options.varlen.spec import NEEDS, VARLEN, varlen_capability_message
 
+VARLEN_ON_GPU = "varlen_on_gpu"
+"""transformers' name of it."""
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
-def register_varlen_on_gpu(source: str) -> None:
-    """Let transformers' models use it by its name. Raises InputError for a GPU that does not have it."""
+def register_varlen_on_gpu(source: str) -> str:
+    """Let transformers' models use it by its name, which is returned. Raises InputError for a GPU that does not
+    have it."""
     from transformers import AttentionInterface
 
     if torch.cuda.is_available() and (found := torch.cuda.get_device_capability()) < NEEDS:
         raise InputError(f"{source}: model.attention: varlen {varlen_capability_message(found)}")
     # Without a function for masks of this name, transformers (5.23.0, masking_utils.py) makes none and reads nothing.
     AttentionInterface.register(VARLEN_ON_GPU, attention_on_gpu)
-
-
-def bounds_arguments(config: Any, inputs: Mapping[str, torch.Tensor], bounds: Bounds | None) -> dict[str, Any]:
-    """Further arguments of the forward of a model whose attention this is; {} for every other.
-
-    ``inputs``: of the model, (batch, length). ``bounds``: of packed samples; rows that are not packed are one sample
-    each, since padding is to their right. Raises RunFailed for packed rows without ``bounds``.
-    """
-    if attention_of(config) != VARLEN_ON_GPU:
-        return {}
-    if bounds is None and "position_ids" in inputs:
-        raise RunFailed("model.attention: varlen: it is not known where the samples of packed rows begin")
-    if bounds is None:
-        rows, length = inputs["input_ids"].shape
-        device = inputs["input_ids"].device
-        bounds = Bounds(torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=device), length)
-    starts, longest = bounds.starts, bounds.longest
-    return {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
+    TAKES_BOUNDS[VARLEN_ON_GPU] = VARLEN
+    return VARLEN_ON_GPU
 
 
 def attention_on_gpu(

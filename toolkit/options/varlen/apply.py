@@ -15,16 +15,19 @@ import torch
 from torch.nn import functional
 
 from toolkit.errors import InputError
-from toolkit.recipe.varlenable import VARLEN
+from toolkit.options.varlen.spec import VARLEN
 
 
-def register_varlen() -> None:
-    """Let transformers' models use it by its name."""
+def register_varlen(*, traced: bool = False) -> str:
+    """Let transformers' models use the attention of a CPU by its name, which is returned. ``traced``: one of rows
+    that are one sample each, which reads no values."""
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 
-    AttentionInterface.register(VARLEN, attention)
-    AttentionMaskInterface.register(VARLEN, beginnings)
+    name, attend = ("planned_samples", attention_of_whole_rows) if traced else (VARLEN, attention)
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, flash_attention_mask if traced else beginnings)
+    return name
 
 
 def beginnings(
@@ -103,8 +106,7 @@ def attention_of_whole_rows(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As ``attention`` of rows that are one sample each, whatever the mask: what `plan` traces, where no tensor has
-    values."""
+    """As ``attention`` of rows that are one sample each, whatever the mask."""
     rows = [[query.shape[2]]] * query.shape[0]
     return _attended(module, query, key, value, rows, dropout, scaling, None), None
 
