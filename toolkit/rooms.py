@@ -371,12 +371,12 @@ def prepare_options(model: Any, resolved: Any, *, before_adapters: bool, traced:
     }
 
 
-def in_room(name: str, off: Any = None) -> AfterValidator:
+def in_room(name: str, off: Any = None, on: Any = None) -> AfterValidator:
     """For the schema's key of an option: refuses it where the option's folder is not there; for pydantic. ``off``: its
-    value where the option is off."""
+    value where the option is off; ``on``: the only one that asks for it, if it is one of several."""
 
     def check(value: Any) -> Any:
-        if value != off and option_named(name) is None:
+        if (value != off if on is None else value == on) and option_named(name) is None:
             raise ValueError(f"this installation has no toolkit/options/{name}; remove the key")
         return value
 

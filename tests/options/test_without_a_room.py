@@ -22,6 +22,7 @@ USES: dict[str, dict[str, Any]] = {
     "ema": {"run": {"ema": {"decay": 0.9}}},
     "fp8": {"fp8": True, "precision": "bf16"},
     "liger": {"model": {"kernels": "liger"}},
+    "nf4": {"adapter": {"method": "qlora", "r": 4}},
     "neftune": {"model": {"neftune_alpha": 5.0}},
 }
 """Of each folder what asks for it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from toolkit.base_formats import asked_base
 from toolkit.errors import InputError
 from toolkit.recipe.compilable import why_not_compilable
 from toolkit.recipe.contextable import why_not_divisible
@@ -9,7 +10,7 @@ from toolkit.recipe.expertable import why_no_experts
 from toolkit.recipe.fusable import why_not_fusable
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.packable import why_not_packable
-from toolkit.recipe.quantisable import stored_base, why_not_on_packed, why_not_quantisable, why_not_trainable
+from toolkit.recipe.quantisable import why_not_trainable
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.splittable import why_not_splittable
 from toolkit.recipe.stageable import why_not_stageable
@@ -34,8 +35,9 @@ def check_combination(
         raise InputError(f"{source}: model.attention: varlen {reason}")
     if recipe.loss == "fused" and (reason := why_not_fusable(recipe, facts)):
         raise InputError(f"{source}: loss: fused {reason}; or set loss: plain")
-    if recipe.adapter is not None and recipe.adapter.method == "qlora" and (reason := why_not_quantisable(facts)):
-        raise InputError(f"{source}: adapter.method: qlora {reason}; use lora")
+    base = asked_base(recipe, facts)
+    if base is not None and (reason := base.format.why_not(base.stored, recipe, facts, blocks, device)):
+        raise InputError(f"{source}: {base.format.key}: {reason}")
     if recipe.compile and (reason := why_not_compilable(recipe, blocks, traits)):
         raise InputError(f"{source}: compile: {reason}; or set compile: false")
     mesh = recipe.strategy.mesh
@@ -56,8 +58,7 @@ def check_combination(
             raise InputError(f"{source}: {option.key}: {reason}")
     if reason := why_not_trainable(facts):
         raise InputError(f"{source}: model.{'path' if recipe.model.path else 'config'}: {reason}")
-    stored = stored_base(facts)
-    if stored is not None and (reason := why_not_on_packed(recipe.adapter, recipe.model.path is not None)):
+    if base is not None and base.stored is not None and (reason := base.format.why_not_stored(recipe)):
         raise InputError(f"{source}: {reason}")
 
 

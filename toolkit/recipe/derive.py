@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 
+from toolkit.base_formats import AskedBase, asked_base
 from toolkit.errors import InputError
 from toolkit.machine import cuda_device_count
 from toolkit.optimizers import optimizer_kind
@@ -16,7 +17,6 @@ from toolkit.recipe.mesh import Mesh, reasons
 from toolkit.recipe.model_blocks import block_classes
 from toolkit.recipe.model_facts import ModelFacts, has_batch_norm, model_facts, supports_sdpa
 from toolkit.recipe.needs import cpus_per_node, why_no_tokenizer
-from toolkit.recipe.quantisable import StoredBase, stored_base
 from toolkit.recipe.rates import rate_factor, why_no_wsd, why_rate
 from toolkit.recipe.resolve import PRECISIONS, Decisions, Precision, Resolved
 from toolkit.recipe.schema import Batch, Recipe
@@ -54,7 +54,7 @@ def resolve_values(
     device = device or _device(recipe, decide)
     blocks = _blocks(recipe, facts, decide)
     check_combination(recipe, facts, traits, device, blocks, source)
-    stored = stored_base(facts)
+    base = asked_base(recipe, facts)
     _options(recipe, blocks, decide)
     clip = recipe.optimizer.max_grad_norm or 0.0
     decide("max_grad_norm", clip, "written to every file: engines otherwise clip at their default, 1.0")
@@ -79,8 +79,9 @@ def resolve_values(
         warmup_steps=_warmup(recipe, decide),
         loss_kernel=_loss_kernel(recipe, device, decide),
         batch_norm=_batch_norm(recipe, facts, source, decide),
-        base_storage=_base_storage(recipe, stored, precision, traits, decide),
-        stored=stored,
+        base=None if base is None else base.format,
+        base_storage=None if base is None else _base_storage(recipe, base, precision, traits, decide),
+        stored=None if base is None else base.stored,
     )
 
 
@@ -243,21 +244,17 @@ def _loss_kernel(recipe: Recipe, device: str, decide: Decisions) -> str:
     return decide("loss.kernel", "chunked", "on a GPU, liger_kernel is used if it is installed")
 
 
-def _base_storage(
-    recipe: Recipe, stored: StoredBase | None, precision: Precision, traits: Traits, decide: Decisions
-) -> str | None:
-    if stored is not None:
+def _base_storage(recipe: Recipe, base: AskedBase, precision: Precision, traits: Traits, decide: Decisions) -> str:
+    if base.stored is not None:
         where = "the packed values of model.path" if recipe.model.path else "model.config's quantization_config"
-        decide("adapter.base", str(stored), f"{where}; not in training_args.json: from_pretrained reads it")
-    elif recipe.adapter is None or recipe.adapter.method != "qlora":
-        return None
-    else:
-        decide("adapter.base", "nf4, doubly quantised", "not in training_args.json: use BitsAndBytesConfig")
+        decide("adapter.base", str(base.stored), f"{where}; not in training_args.json: from_pretrained reads it")
+    elif (decision := base.format.decision(None)) is not None:
+        decide("adapter.base", *decision)
     if "weights" in traits.shards:
         # FSDP flattens, or casts to the compute dtype, all that shares a unit.
         why = f"{recipe.strategy.name} shards it together with the other frozen weights, which need one dtype"
-        return decide("adapter.base_storage", precision.frozen, why)
-    return decide("adapter.base_storage", "uint8", "two weights per byte")
+        return str(decide("adapter.base_storage", precision.frozen, why))
+    return str(decide("adapter.base_storage", "uint8", "two weights per byte"))
 
 
 def _blocks(recipe: Recipe, facts: ModelFacts, decide: Decisions) -> tuple[str, ...]:
