@@ -4,7 +4,7 @@ each product. Each is a folder of ``toolkit/options/`` as any other's; what the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from toolkit.plugins import load_plugins
 from toolkit.rooms import REGISTERED, Option
@@ -79,21 +79,17 @@ class BaseFormat(Option):
         return list(self._needed("evidence").base_claims(model, bases, resolved, device, blocks))
 
 
-class AskedBase(NamedTuple):
-    """The format of a base, and how the model's files have it."""
-
-    format: BaseFormat
-    stored: Any
-
-
 def base_formats() -> list[BaseFormat]:
     """Every format of a packed base."""
     load_plugins(installed=False)
     return [option for option in REGISTERED.values() if isinstance(option, BaseFormat)]
 
 
-def asked_base(recipe: Any, facts: Any) -> AskedBase | None:
-    """The format that the base of ``recipe`` has or gets; None: its weights are plain."""
-    method = None if recipe.adapter is None else recipe.adapter.method
-    found = (AskedBase(base, base.stored(facts)) for base in base_formats())
-    return next((one for one in found if one.stored is not None or method == one.format.method), None)
+def asked_base(recipe: Any, facts: Any) -> tuple[BaseFormat | None, Any]:
+    """The format that the base of ``recipe`` has or gets, and how the model's files have it; None for what there is
+    not."""
+    for base in base_formats():
+        stored = base.stored(facts)
+        if stored is not None or (recipe.adapter is not None and recipe.adapter.method == base.method):
+            return base, stored
+    return None, None

@@ -57,7 +57,7 @@ def test_a_weight_comes_back_as_the_paper_defines_it(shape: tuple[int, int], sto
     for dtype in (torch.float32, torch.bfloat16):
         linear = nn.Linear(shape[1], shape[0], dtype=dtype)
         nn.init.normal_(linear.weight)
-        layer = Nf4Linear(linear, storage)
+        layer = Nf4Linear(linear, *pack.packed_nf4(linear.weight.detach(), storage))
         right = nf4_values(layer.weight.detach(), layer.statistics, linear.weight)
         assert torch.equal(layer.dequantised(dtype), right)
         # A normal variable in blocks of 64 and 16 values at its quantiles: 9 % off, whoever computes it.
@@ -65,7 +65,8 @@ def test_a_weight_comes_back_as_the_paper_defines_it(shape: tuple[int, int], sto
 
 
 def test_products_are_those_of_the_dequantised_weight() -> None:
-    layer = Nf4Linear(nn.Linear(32, 24), torch.uint8)
+    linear = nn.Linear(32, 24)
+    layer = Nf4Linear(linear, *pack.packed_nf4(linear.weight.detach(), torch.uint8))
     plain = layer.plain()
     found = []
     for module in (layer, plain):

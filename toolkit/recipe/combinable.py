@@ -35,9 +35,9 @@ def check_combination(
         raise InputError(f"{source}: model.attention: varlen {reason}")
     if recipe.loss == "fused" and (reason := why_not_fusable(recipe, facts)):
         raise InputError(f"{source}: loss: fused {reason}; or set loss: plain")
-    base = asked_base(recipe, facts)
-    if base is not None and (reason := base.format.why_not(base.stored, recipe, facts, blocks, device)):
-        raise InputError(f"{source}: {base.format.key}: {reason}")
+    base, stored = asked_base(recipe, facts)
+    if base is not None and (reason := base.why_not(stored, recipe, facts, blocks, device)):
+        raise InputError(f"{source}: {base.key}: {reason}")
     if recipe.compile and (reason := why_not_compilable(recipe, blocks, traits)):
         raise InputError(f"{source}: compile: {reason}; or set compile: false")
     mesh = recipe.strategy.mesh
@@ -58,7 +58,7 @@ def check_combination(
             raise InputError(f"{source}: {option.key}: {reason}")
     if reason := why_not_trainable(facts):
         raise InputError(f"{source}: model.{'path' if recipe.model.path else 'config'}: {reason}")
-    if base is not None and base.stored is not None and (reason := base.format.why_not_stored(recipe)):
+    if base is not None and stored is not None and (reason := base.why_not_stored(recipe)):
         raise InputError(f"{source}: {reason}")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from typing import Any
 
-from toolkit.base_formats import AskedBase, asked_base
+from toolkit.base_formats import BaseFormat, asked_base
 from toolkit.errors import InputError
 from toolkit.machine import cuda_device_count
 from toolkit.optimizers import optimizer_kind
@@ -54,7 +55,7 @@ def resolve_values(
     device = device or _device(recipe, decide)
     blocks = _blocks(recipe, facts, decide)
     check_combination(recipe, facts, traits, device, blocks, source)
-    base = asked_base(recipe, facts)
+    base, stored = asked_base(recipe, facts)
     _options(recipe, blocks, decide)
     clip = recipe.optimizer.max_grad_norm or 0.0
     decide("max_grad_norm", clip, "written to every file: engines otherwise clip at their default, 1.0")
@@ -79,9 +80,9 @@ def resolve_values(
         warmup_steps=_warmup(recipe, decide),
         loss_kernel=_loss_kernel(recipe, device, decide),
         batch_norm=_batch_norm(recipe, facts, source, decide),
-        base=None if base is None else base.format,
-        base_storage=None if base is None else _base_storage(recipe, base, precision, traits, decide),
-        stored=None if base is None else base.stored,
+        base=base,
+        base_storage=None if base is None else _base_storage(recipe, base, stored, precision, traits, decide),
+        stored=stored,
     )
 
 
@@ -244,11 +245,13 @@ def _loss_kernel(recipe: Recipe, device: str, decide: Decisions) -> str:
     return decide("loss.kernel", "chunked", "on a GPU, liger_kernel is used if it is installed")
 
 
-def _base_storage(recipe: Recipe, base: AskedBase, precision: Precision, traits: Traits, decide: Decisions) -> str:
-    if base.stored is not None:
+def _base_storage(
+    recipe: Recipe, base: BaseFormat, stored: Any, precision: Precision, traits: Traits, decide: Decisions
+) -> str:
+    if stored is not None:
         where = "the packed values of model.path" if recipe.model.path else "model.config's quantization_config"
-        decide("adapter.base", str(base.stored), f"{where}; not in training_args.json: from_pretrained reads it")
-    elif (decision := base.format.decision(None)) is not None:
+        decide("adapter.base", str(stored), f"{where}; not in training_args.json: from_pretrained reads it")
+    elif (decision := base.decision(None)) is not None:
         decide("adapter.base", *decision)
     if "weights" in traits.shards:
         # FSDP flattens, or casts to the compute dtype, all that shares a unit.

@@ -24,14 +24,8 @@ from toolkit.upstream.transformers import not_quantised
 
 
 class Nf4Linear(PackedLayer):
-    """A frozen linear layer whose weight is NF4 with double quantisation.
-
-    ``weight``: two weights per byte in elements of ``storage``, shape (elements, 1). ``statistics``: bitsandbytes'
-    QuantState, or Sizes. ``packed``: both, if they exist already.
-    """
-
-    def __init__(self, linear: nn.Linear, storage: torch.dtype, packed: tuple[torch.Tensor, Any] | None = None) -> None:
-        super().__init__(linear, *(packed or packed_nf4(linear.weight.detach(), storage)))
+    """A frozen linear layer whose weight is NF4 with double quantisation: two weights per byte, shape (elements, 1).
+    ``statistics``: bitsandbytes' QuantState, or Sizes."""
 
     def dequantised(self, dtype: torch.dtype) -> torch.Tensor:
         if isinstance(self.statistics, Sizes):
@@ -123,8 +117,7 @@ def quantise_base(
     """
     if (reason := no_quantiser(resolved.stored)) is not None:
         raise InputError(f"{resolved.source}: {reason}")
-    storage = _storage(resolved)
-    _replace(model, linears, resolved, _packings(list(linears.values()), storage, together))
+    _replace(model, linears, resolved, _packings(list(linears.values()), _storage(resolved), together))
 
 
 def size_base(model: nn.Module, linears: Mapping[str, nn.Linear], resolved: Resolved, double_quant: bool) -> None:
@@ -136,9 +129,7 @@ def size_base(model: nn.Module, linears: Mapping[str, nn.Linear], resolved: Reso
 
 
 def _storage(resolved: Resolved) -> torch.dtype:
-    assert resolved.base_storage is not None
-    dtype: torch.dtype = getattr(torch, resolved.base_storage)
-    return dtype
+    return getattr(torch, str(resolved.base_storage))
 
 
 def _replace(
@@ -151,9 +142,9 @@ def _replace(
             f"{resolved.source}: adapter.method: qlora quantises the linear layers of the blocks, but "
             f"{type(model).__name__} has none; use lora"
         )
-    storage, places = _storage(resolved), _places(model, linears.values())
+    places = _places(model, linears.values())
     for linear, packed in packings:
-        layer = Nf4Linear(linear, storage, packed)
+        layer = Nf4Linear(linear, *packed)
         for owner, name in places[linear]:
             setattr(owner, name, layer)
         linear.weight = None  # type: ignore[assignment]  # whoever still has the layer keeps no plain weight
@@ -164,7 +155,7 @@ def _packings(linears: list[nn.Linear], storage: torch.dtype, together: bool) ->
         return ((linear, stored_weight(linear, storage)) for linear in linears)
     if together and can_share():
         return packed_by_all(linears, storage)
-    return ((linear, None) for linear in linears)
+    return ((linear, packed_nf4(linear.weight.detach(), storage)) for linear in linears)
 
 
 def _places(model: nn.Module, linears: Iterable[nn.Linear]) -> dict[nn.Linear, list[tuple[nn.Module, str]]]:

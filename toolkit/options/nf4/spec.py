@@ -55,8 +55,17 @@ class Nf4(BaseFormat):
         self, stored: Stored | None, recipe: Recipe, facts: ModelFacts, blocks: tuple[str, ...], device: str
     ) -> str | None:
         """Why QLoRA would leave most of this model unquantised, or quantise it twice."""
-        asked = recipe.adapter is not None and recipe.adapter.method == self.method
-        reason = _why_not_quantisable(facts, stored) if asked else None
+        if recipe.adapter is None or recipe.adapter.method != self.method:
+            return None
+        reason = None
+        if facts.config is None:
+            reason = f"needs to read the model's code, but {facts.why_unknown}"
+        elif facts.config.get("quantization_config") and stored is None:
+            reason = (
+                "quantises the base itself, but the weights of model.path are already quantised; set the original model"
+            )
+        elif (found := quantisable.kept_elsewhere(facts)) is not None:
+            reason = f"quantises linear layers, but {facts.model_type} stores weights in {found}"
         return None if reason is None else f"{self.method} {reason}; use lora"
 
     def why_not_read(self, facts: ModelFacts) -> str | None:
@@ -99,16 +108,6 @@ class Nf4(BaseFormat):
 
     def card(self, stored: Stored | None) -> str:
         return f"NF4, {'double quantisation, ' if stored is None or stored.nested else ''}blocks of 64"
-
-
-def _why_not_quantisable(facts: ModelFacts, stored: Stored | None) -> str | None:
-    if facts.config is None:
-        return f"needs to read the model's code, but {facts.why_unknown}"
-    if facts.config.get("quantization_config") and stored is None:
-        return "quantises the base itself, but the weights of model.path are already quantised; set the original model"
-    if (found := quantisable.kept_elsewhere(facts)) is not None:
-        return f"quantises linear layers, but {facts.model_type} stores weights in {found}"
-    return None
 
 
 def _other_format(found: dict[str, Any]) -> str | None:
