@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from toolkit.planning.attention_rates import NARROW, SLOWER, TABLE, family, part
@@ -53,11 +55,10 @@ def test_torch_chooses_its_kernel_by_device() -> None:
     assert before_ampere == part(efficient, "t4", "sdpa") == pytest.approx(217 / 312 * SLOWER["efficient"] * clock)
 
 
-@pytest.mark.parametrize("device", sorted(devices()))
-def test_every_device_has_rates(device: str) -> None:
-    for attention in (None, "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "varlen"):
-        for backward in (False, True):
-            assert 0 < part(LONG._replace(backward=backward), device, attention) <= 1.1
+def test_every_device_has_rates() -> None:
+    kernels = (None, "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "varlen")
+    for device, attention, backward in itertools.product(devices(), kernels, (False, True)):
+        assert 0 < part(LONG._replace(backward=backward), device, attention) <= 1.1, (device, attention, backward)
 
 
 def test_every_rate_has_its_source_and_families_have_a_table() -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sysconfig
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -133,10 +134,14 @@ def compilers() -> Iterator[Condition]:
 
 def _build_locks() -> Iterator[Condition]:
     """torch's builder (utils/file_baton.py, 2.13.0) waits, silently or a limit, while a file ``lock`` exists.
-    A job that was killed while it compiled or loaded an op leaves it behind."""
+    A job that was killed while it compiled or loaded an op leaves it behind. The builder closes the file before it
+    removes it: one that no process has open is looked at once more."""
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
-    for lock in sorted(root.rglob("lock")):
-        if not _is_open(lock):
+    closed = [lock for lock in sorted(root.rglob("lock")) if not _is_open(lock)]
+    if closed:
+        time.sleep(0.2)
+    for lock in closed:
+        if lock.exists() and not _is_open(lock):
             found = f"{lock} was left by a killed job: every job that needs this op waits forever"
             yield Condition("DeepSpeed ops", "error", found, f"if no other machine is compiling: rm {lock}")
 
