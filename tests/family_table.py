@@ -37,7 +37,7 @@ TIME_LIMIT = 900.0
 """Of a pass; long, as other work may have the machine."""
 _ON_EXPERTS = {"options": {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}}
 _WITH_EXPERTS = ("qwen3_moe", "gpt_oss", "deepseek_v3", "granitemoe")
-_SCANS = ("mamba", "mamba2", "falcon_h1", "nemotron_h")
+_SCANS = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")
 """PEFT refuses LoRA on their out_proj, whose weights a fused kernel reads past the layer."""
 _TEXT = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "falcon", "olmo3",
@@ -61,6 +61,7 @@ class Row:
     """Whether training all weights is in this row."""
     why_not: str | None = None
     """Why there is no model to measure."""
+    strategies: tuple[str, ...] = STRATEGIES
 
 
 def rows() -> Iterator[Row]:
@@ -103,19 +104,20 @@ def type_rows(task: str) -> Iterator[Row]:
         config, why = model_types.small_config(kind, auto_class)
         model = {"task": task, "config": config} | ({"num_labels": 3} if task_of(task).classes else {})
         model |= {"attention": "eager"} if why is None and not model_types.has_sdpa(config, auto_class) else {}
-        yield Row(task, kind, model, _DATA.get(task, {}), why_not=why)
+        targets = {"target_modules": ["in_proj"]} if kind in _SCANS else None
+        yield Row(task, kind, model, _DATA.get(task, {}), targets, why_not=why, strategies=("single", *STRATEGIES))
 
 
 def cells(row: Row) -> Iterator[tuple[str, str]]:
     """(strategy, what trains)."""
     for trained in ADAPTERS:
         if row.why_not is None and not (trained == "full" and not row.full):
-            yield from ((strategy, trained) for strategy in STRATEGIES)
+            yield from ((strategy, trained) for strategy in row.strategies)
 
 
 def measure(row: Row, strategy: str, trained: str, precision: str, group: WorkerGroup) -> dict[str, Any]:
     """Verify one cell: ``verdict`` (equivalent, different, not-exercised, refused, crashed) and ``why`` it is not
-    equivalent."""
+    equivalent. ``group``: of one process for single, which also goes through a checkpoint and an export."""
     adapter = ADAPTERS[trained]
     if adapter is not None and row.adapter:
         adapter = adapter | row.adapter
@@ -125,11 +127,12 @@ def measure(row: Row, strategy: str, trained: str, precision: str, group: Worker
         "adapter": adapter,
         "strategy": {"name": strategy},
         "precision": precision,
+        "machine": {"processes": 1 if strategy == "single" else 2},
     }
     started = time.perf_counter()
     try:
         resolved = resolve(Recipe.model_validate(recipe_dict(Path("nowhere"), **sections)), "recipe", device="cpu")
-        outcome = verify(resolved, group=group, time_limit=TIME_LIMIT, round_trip=False)
+        outcome = verify(resolved, group=group, time_limit=TIME_LIMIT, round_trip=strategy == "single")
     except InputError as error:
         return {"verdict": "refused", "why": str(error).splitlines()[0].removeprefix("recipe: ")}
     except Exception as error:  # a model's own code may fail anywhere; the table says so
@@ -146,7 +149,7 @@ def measure(row: Row, strategy: str, trained: str, precision: str, group: Worker
 
 def page(every: Sequence[Row], results: dict[tuple[str, str, str], dict[str, Any]], head: str) -> str:
     """The page in Markdown. Cells with the same reason share a note."""
-    columns = [(strategy, trained) for trained in ADAPTERS for strategy in STRATEGIES]
+    columns = [(strategy, trained) for trained in ADAPTERS for strategy in every[0].strategies]
     heads = [f"{strategy} {trained}" for strategy, trained in columns]
     notes: dict[str, int] = {}
     lines: list[str] = []
@@ -212,9 +215,10 @@ _TYPES_HEAD = """\
 # Every model type of transformers
 
 {types} model types that the installed transformers has for a task, each by the defaults of its own config class made
-small by what their keys are called: under four strategies, all weights (*full*) and with LoRA, compared with the plain
-loop by [`toolkit verify`](../verify.md), two processes on a CPU over gloo, in float32, without the round trip through a
-checkpoint. *refused*: an error before training, with the reason below.
+small by what their keys are called: under five strategies, all weights (*full*) and with LoRA, compared with the plain
+loop by [`toolkit verify`](../verify.md), in float32: `single` in one process, with the round trip (saved, resumed,
+exported, and the export loaded by transformers and PEFT alone), the others in two processes on a CPU over gloo, without
+it. *refused*: an error before training, with the reason below.
 
 {measured}: {counts}.
 
@@ -273,15 +277,16 @@ def _measure_all(
     file.parent.mkdir(parents=True, exist_ok=True)
     log = Path("build", file.with_suffix(".log").name).absolute()
     log.parent.mkdir(exist_ok=True)
-    with WorkerGroup(2, log=log) as group:
+    with WorkerGroup(2, log=log) as group, WorkerGroup(1, log=log.with_suffix(".single.log")) as lone:
         for at, row in enumerate(chosen):
-            if at and at % 8 == 0:
-                group.close()  # started again at the next cell: long-lived processes do not give all memory back
+            if at and at % 8 == 0:  # started again at the next cell: long-lived processes do not give all memory back
+                group.close()
+                lone.close()
             for strategy, trained in cells(row):
                 key = (row.name, strategy, trained)
                 if key in results or (only and f"{strategy}:{trained}" not in only):
                     continue
-                results[key] = measure(row, strategy, trained, precision, group)
+                results[key] = measure(row, strategy, trained, precision, lone if strategy == "single" else group)
                 if "why" in results[key]:
                     results[key]["why"] = re.sub(r"/\S*?/site-packages/", "", results[key]["why"])
                 line = {"family": row.name, "strategy": strategy, "trained": trained, "precision": precision,

@@ -32,12 +32,27 @@ _NOT_A_SIZE = r".*(_id|_ids|_index|_interval|_freq|_period|_every.*|_step|stride
 _MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_state": 8}
 _TIED: dict[str, dict[str, Any]] = {
     "bamba": _MAMBA,
-    "bailing_hybrid": {"num_experts": 4},
+    "bailing_hybrid": {"num_experts": 4, "num_expert_group": 1, "topk_group": 1},
+    "big_bird": {"attention_type": "original_full"},
+    "bigbird_pegasus": {"attention_type": "original_full"},
     "blt": {"encoder_hash_byte_group_vocab": 50},
     "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"]},
     "cpmant": {"dim_ff": 64},
     "deepseek_v2": {"num_experts_per_tok": 2},
-    "dots3_note_text": {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "v_head_dim": 8},
+    "dots3_note_text": {
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "sliding_window": 8,
+        "swa_q_lora_rank": 16,
+        "swa_kv_lora_rank": 16,
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 4,
+        "swa_head_dim": 16,
+        "swa_qk_nope_head_dim": 8,
+        "swa_v_head_dim": 8,
+    },
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "falcon_h1": {**_MAMBA, "mamba_d_ssm": 64},
     "gemma3n_text": {
@@ -72,6 +87,7 @@ _TIED: dict[str, dict[str, Any]] = {
     "reformer": {"is_decoder": True, "axial_pos_embds_dim": [16, 16]},
     "xlm": {"emb_dim": 32},
     "xlnet": {"d_head": 8},
+    "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
 }
 """What goes with a size of a type in a way that no name says, and what its class leaves open."""

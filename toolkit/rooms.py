@@ -60,6 +60,9 @@ class Option:
     """Its key in the schema, `section.key`; empty: `options.NAME`, with ``keys``."""
     off_value: ClassVar[Any] = None
     """What a typed key has where the option is off."""
+    by_model: ClassVar[bool] = False
+    """Whether it is active in every model with layers that it replaces, its key set or not: ``settings`` then never are
+    None. On one rank it computes what the model's own do: plans and other tools go by those."""
     keys: ClassVar[type[Keys]] = Keys
     """What `options.NAME` takes."""
     axes: ClassVar[frozenset[str]] = frozenset()
@@ -69,6 +72,8 @@ class Option:
     compares of it is the evidence, as a ``shadow``."""
     missing: ClassVar[str]
     """The diagnosis where that evidence is missing; one of ``diagnoses``."""
+    adds_loss: ClassVar[bool] = False
+    """Whether it adds ``loss_term`` to the loss of training; `loss: fused` has no logits for it, and is refused."""
     shadow: ClassVar[Shadow | None] = None
     """The weights that it keeps beside those that train."""
 
@@ -117,6 +122,10 @@ class Option:
         """A line of `config --explain`: the value in force, and which of the files cannot hold it."""
         return settings, "not in training_args.json: the Trainer has no such option"
 
+    def explained(self, settings: Any, recipe: Any, facts: Any) -> tuple[Any, str] | None:
+        """``decision``, where it depends on more of the recipe, or on the ``facts`` of its model."""
+        return self.decision(settings)
+
     def training_args(self, settings: Any) -> dict[str, Any]:
         """Its arguments of the transformers Trainer."""
         return {}
@@ -140,6 +149,11 @@ class Option:
     def calls(self, model: Any) -> int:
         """How many forwards in training mode it has been active in, in this process."""
         return int(self._needed("apply").calls(model))
+
+    def loss_term(self, settings: Any) -> Any:
+        """What it adds to the loss: a function of logits (tokens, classes), float32, and of their targets (tokens,), to
+        a sum over the tokens whose target is not -100."""
+        return self._needed("apply").loss_term(settings)
 
     def plain(self, settings: Any) -> Any:
         """Its part of the plain loop, written independently of ``apply``: a PlainOption (toolkit/reference)."""
@@ -216,7 +230,8 @@ class Option:
 
     def prepare(self, model: Any, settings: Any, resolved: Any) -> Any:
         """``apply``, where it needs to know more of the recipe. What it returns is given to ``evidence``."""
-        return self.apply(model, settings)
+        own = getattr(self._part("apply"), "prepare", None)
+        return self.apply(model, settings) if own is None else own(model, settings, resolved)
 
     def evidence(self, model: Any, prepared: Any) -> list[Any]:
         """Claims (toolkit/strategies/engines/claims.py) about the ``model`` that an engine has wrapped. ``prepared``:
@@ -246,7 +261,7 @@ class Option:
         return kinds if shadow is None else {**kinds, shadow.noun: (f"{{name}} {shadow.noun}", shadow.title)}
 
     def diagnose(self, stage: Any, measure: Any) -> Any:
-        """The likely cause of a difference in its ``stage``: a Diagnosis, or None."""
+        """The likely cause of a difference in a ``stage``, a comparison of ``kinds``: a Diagnosis, or None."""
         return self._evidence("diagnose", stage, measure)
 
     def _evidence(self, function: str, *arguments: Any) -> Any:
@@ -316,7 +331,12 @@ def option_named(name: str) -> Option | None:
 
 
 def asked_options(recipe: Any) -> list[Asked]:
-    """What ``recipe`` asks for, by name."""
+    """What ``recipe`` asks for by its keys, by name."""
+    return [one for one in active_options(recipe) if not one.option.by_model]
+
+
+def active_options(recipe: Any) -> list[Asked]:
+    """What is active in models of ``recipe``: what it asks for, and what is active ``by_model``; by name."""
     load_plugins(installed=False)
     own = [option for option in REGISTERED.values() if option.typed_key]
     others = [option for name in recipe.options if (option := option_named(name)) is not None]
@@ -364,9 +384,10 @@ def store_of(recipe: Any) -> Any:
 def prepare_options(model: Any, resolved: Any, *, before_adapters: bool, traced: bool = False) -> dict[str, Any]:
     """Have the options of a recipe change ``model``, those whose place it is; by name what ``evidence`` is given.
     ``traced``: the model of a plan."""
+    options = asked_options if traced else active_options
     return {
         option.name: option.prepare(model, settings, resolved)
-        for option, settings in asked_options(resolved.recipe)
+        for option, settings in options(resolved.recipe)
         if option.before_adapters is before_adapters and not (traced and option.unmeasured)
     }
 

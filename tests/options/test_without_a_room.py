@@ -19,6 +19,7 @@ from toolkit.rooms import all_options
 ROOT = Path(__file__).parents[2]
 USES: dict[str, dict[str, Any]] = {
     "activation_offload": {"activation_checkpointing": "full", "activation_offload": True},
+    "batch_norm": {"model": {"batch_norm": "frozen"}},
     "ema": {"run": {"ema": {"decay": 0.9}}},
     "fp8": {"fp8": True, "precision": "bf16"},
     "liger": {"model": {"kernels": "liger"}},

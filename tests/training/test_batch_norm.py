@@ -16,9 +16,10 @@ from media import RESNET
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
-from toolkit.model.batch_norm import BatchNorm, convert, counting, from_first_rank, statistics
 from toolkit.model.checkpointing import checkpoint_blocks
 from toolkit.model.load import cast_parameters
+from toolkit.model.running_statistics import counting, from_first_rank, statistics
+from toolkit.options.batch_norm.apply import BatchNorm, convert
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
@@ -141,7 +142,7 @@ def test_recomputation_leaves_running_statistics_alone(kind: Any) -> None:
     model = nn.Sequential(Block())
     plain = nn.Sequential(Block())
     plain.load_state_dict(model.state_dict())
-    convert(model, "synchronised", False, "recipe.yaml")
+    convert(model, "synchronised", "recipe.yaml")
     checkpoint_blocks([("0", model[0])], kind)
     for one in (model, plain):
         one(rows(0)).sum().backward()
@@ -182,11 +183,11 @@ def statistics_job(case: Resolved, folder: str, save: bool) -> dict[str, torch.T
         checkpoint.load(session, Path(folder) / "step-00000000")
         return session.engine.statistics()
     torch.manual_seed(rank)
-    for value in statistics(session.engine.batch_norms).values():
+    for value in statistics(session.engine.running).values():
         value.add_(torch.randint(1, 9, value.shape) if value.dtype == torch.int64 else torch.rand(value.shape))
     before = session.engine.statistics()
     checkpoint.save(session, Path(folder), Progress())
-    from_first_rank(session.engine.batch_norms)
+    from_first_rank(session.engine.running)
     after = session.engine.statistics()
     saved = Path(folder) / "step-00000000"
     _, beside = read_index(saved, whole_manifest(saved))
@@ -214,23 +215,22 @@ def test_the_recipe_says_which(tmp_path: Path) -> None:
     with_adapter = recipe_dict(tmp_path, model={"config": RESNET, "task": "image-classification", "num_labels": 3},
                                data={"format": "image"}, adapter={"target_modules": ["convolution"]})  # fmt: skip
     case = resolve(Recipe.model_validate(with_adapter), "recipe.yaml", device="cpu")
-    assert case.batch_norm == "frozen"
+    made = {one.key: one for one in case.decisions}
+    assert made["model.batch_norm"].value == "frozen"
     with_adapter["model"]["batch_norm"] = "local"
     with pytest.raises(InputError, match=r"model\.batch_norm: local: an adapter is saved without"):
         resolve(Recipe.model_validate(with_adapter), "recipe.yaml", device="cpu")
 
 
-def test_a_model_without_such_layers_has_no_use_for_the_key(tmp_path: Path) -> None:
+def test_what_has_no_use_for_it_or_no_form_of_it_is_refused(tmp_path: Path) -> None:
     values = recipe_dict(tmp_path, model={"config": LLAMA, "batch_norm": "frozen"})
     case = resolve(Recipe.model_validate(values), "recipe.yaml", device="cpu")
     assert "model.batch_norm" not in {one.key for one in case.decisions}
     with pytest.raises(InputError, match=r"the model has no batch normalisation; remove the key"):
         prepare_model(case, 0)
 
-
-def test_a_layer_of_the_models_own_is_refused() -> None:
     class Activated(nn.BatchNorm2d):
         pass
 
     with pytest.raises(InputError, match="0 is a Activated, batch normalisation of the model's own"):
-        convert(nn.Sequential(Activated(3)), "synchronised", False, "recipe.yaml")
+        convert(nn.Sequential(Activated(3)), "synchronised", "recipe.yaml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ from tiny import recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.launch.training_args import training_args
-from toolkit.model.batch_norm import convert
 from toolkit.optim.groups import make_optimizer
 from toolkit.optim.schedule_free import averaged, share_of_last
+from toolkit.options.batch_norm.apply import prepare
 from toolkit.planning.skeleton import build
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Optimizer
@@ -30,7 +31,6 @@ from toolkit.strategies import strategies, strategy_of
 from toolkit.training import checkpoint
 from toolkit.training.export import export
 from toolkit.training.loop import Progress, evaluate, train
-from toolkit.training.preparation import check_statistics
 from toolkit.training.session import Session, open_session
 from toolkit.verification.run import verify
 
@@ -208,10 +208,10 @@ def test_it_is_refused_with_the_key(sections: dict[str, Any], message: str, tiny
 def test_running_statistics_of_other_weights_are_refused(tiny_root: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     resolved = recipe(tiny_root)
-    check_statistics(nn.Linear(2, 2), resolved)
-    convert(model, "local", True, "recipe.yaml")
+    prepare(nn.Linear(2, 2), "local", resolved)
+    prepare(copy.deepcopy(model), "frozen", resolved)
     with pytest.raises(InputError, match=r"optimizer\.name: schedule-free .* set model\.batch_norm: frozen, or use ad"):
-        check_statistics(model, resolved)
+        prepare(model, "local", resolved)
 
 
 def test_the_recipe_says_what_is_evaluated_and_what_the_trainer_has(tiny_root: Path) -> None:

@@ -12,9 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 import model_types
 from families import EVERY_FAMILY, HYBRIDS
 from nights import nightly_but
+from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.model.load import load_base
-from toolkit.model.unreached import Hidden, _without_values, unreached
+from toolkit.model.unreached import Hidden, _without_values, reach, unreached
 from toolkit.recipe.resolve import Resolved
 from toolkit.verification.run import verify
 
@@ -84,6 +85,31 @@ def test_what_a_short_row_does_not_reach_is_trained(recipe: Callable[..., Resolv
     model(input_ids=ids).logits.pow(2).mean().backward()
     names = {name for name, parameter in model.named_parameters() if parameter.grad is None}
     assert names == set(unreached(model, resolved))
+    assert set(reach(model, resolved).by_row) == missed
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["deepseek_v4", "longcat_flash"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp1", "fsdp2"])
+def test_ranks_may_reach_different_weights(
+    strategy: str, kind: str, recipe: Callable[..., Resolved], group: WorkerGroup
+) -> None:
+    """ddp ended in «did not receive gradient», and under fsdp2 ranks exchanged unequal lengths: SIGABRT."""
+    resolved = recipe(strategy, model=_indexed(kind))
+    outcome = verify(resolved, group=group, round_trip=False, time_limit=200)
+    assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
+
+
+@pytest.mark.parametrize("kind", nightly_but(["deepseek_v4", "longcat_flash"], "deepseek_v4"))
+@pytest.mark.parametrize("strategy", nightly_but(["zero2", "zero3"], "zero2"))
+def test_zero_refuses_what_it_would_mix_up(
+    strategy: str, kind: str, recipe: Callable[..., Resolved], group: WorkerGroup
+) -> None:
+    """DeepSpeed added the gradient of one weight to another's, or died. LongCat's code decides by values: a run ends
+    when ranks have reached different weights."""
+    resolved = recipe(strategy, model=_indexed(kind))
+    with pytest.raises(InputError, match="get a gradient from some rows alone"):
+        verify(resolved, group=group, round_trip=False, time_limit=200)
 
 
 def test_the_search_leaves_nothing_in_the_model(recipe: Callable[..., Resolved]) -> None:

@@ -79,7 +79,7 @@ def import_checkpoint(
     from toolkit.checkpoint_import.match import match, other_frozen
     from toolkit.checkpoint_import.write import write
     from toolkit.launch.output import check_folder, claim_folder, release_folder
-    from toolkit.model.batch_norm import batch_norms, statistics
+    from toolkit.model.running_statistics import running_layers
     from toolkit.recipe.load import recipe_from, source_of
     from toolkit.strategies import resolve
     from toolkit.training.export import alone
@@ -101,8 +101,8 @@ def import_checkpoint(
         raise InputError(f"{folder}: there are checkpoints of a run; set another run.output_dir, or delete them")
     check_folder(resolved, resume=False)
     prepared = prepare_model(resolve(alone(asked), source, device="cpu"), by_part=True)
-    if statistics(batch_norms(prepared.model)):
-        raise InputError(f"{source}: model: running statistics of batch normalisation cannot be imported")
+    for layer in running_layers(prepared.model).values():
+        raise InputError(f"{source}: model: running statistics of {layer.noun} cannot be imported")
     matched = match(found, prepared)
     if not matched.moments:
         why = "; ".join(note for note in matched.checkpoint.notes if "moments" in note) or "it has weights alone"

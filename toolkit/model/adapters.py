@@ -13,7 +13,7 @@ from torch import nn
 
 from toolkit.errors import InputError, first_line
 from toolkit.model.adapter_sources import adding
-from toolkit.model.adapter_targets import check_targets, is_linear, names_something, other_products
+from toolkit.model.adapter_targets import ALL_LINEAR, check_targets, is_linear, names_something, other_products
 from toolkit.model.load import bare_model
 from toolkit.model.new_tokens import trained_rows
 from toolkit.model.silence import peft_asks
@@ -85,6 +85,9 @@ def _refused(error: Exception, adapter: Adapter, where: str) -> InputError:
     if "ParamWrapper" in message and "dropout" in message:
         # peft 0.21.2, on experts, where it puts adapters by default
         message += " It is for experts: set adapter.dropout: 0, or adapter.target_modules to linear layers"
+    if adapter.target_modules == ALL_LINEAR and "Incompatible modules" in message:
+        # peft 0.21.2, of Mamba's out_proj, whose weight a fused kernel reads past the layer
+        message += "; all-linear has it: set adapter.target_modules to others, for example [in_proj]"
     return InputError(f"{where}{key}: {message}")
 
 

@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 from toolkit.errors import InputError
-from toolkit.model.batch_norm import recomputing
 from toolkit.model.operators import operator_name, schema_of
+from toolkit.model.running_statistics import recomputing
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import CheckpointingName
 from toolkit.trees import leaves, mapped

@@ -1,10 +1,13 @@
-"""Terms of the loss beside the cross-entropy with the labels: label smoothing and z-loss; and how many tokens' logits
-the fused loss computes at once. Imports no torch: a plan asks too."""
+"""Terms of the loss beside the cross-entropy with the labels: label smoothing, z-loss and those of options; and how
+many tokens' logits the fused loss computes at once. Imports no torch: a plan asks too."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from toolkit.rooms import asked_options
 
 if TYPE_CHECKING:
     from toolkit.recipe.schema import Recipe
@@ -14,15 +17,18 @@ if TYPE_CHECKING:
 class LossTerms:
     """``smoothing``: share of a label that is spread evenly over all classes, 0 to 1 (Szegedy et al.,
     arXiv:1512.00567, section 7). ``z_loss``: coefficient of the squared logarithm of softmax's denominator (Chowdhery
-    et al., PaLM, arXiv:2204.02311, section 5)."""
+    et al., PaLM, arXiv:2204.02311, section 5). ``others``: of options (``Option.loss_term``)."""
 
     smoothing: float = 0.0
     z_loss: float = 0.0
+    others: tuple[Callable[[Any, Any], Any], ...] = ()
 
     @staticmethod
     def of(recipe: Recipe) -> LossTerms:
         """The terms that training adds. Evaluation has none: held-out losses stay comparable."""
-        return LossTerms(recipe.label_smoothing, recipe.z_loss)
+        adding = (asked for asked in asked_options(recipe) if asked.option.adds_loss)
+        others = tuple(option.loss_term(settings) for option, settings in adding)
+        return LossTerms(recipe.label_smoothing, recipe.z_loss, others)
 
 
 CROSS_ENTROPY = LossTerms()

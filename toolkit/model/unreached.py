@@ -4,6 +4,9 @@ Models of images have them: a mask token of another task, the layers of a vision
 taken (LLaVA takes the last but one), a pooling head. So have encoder-decoders whose embeddings are not tied: BART keeps
 the table that both sides would have shared. So has an adapter on a layer whose weight the model reads past the layer.
 DDP would end the run, ZeRO would let them decay.
+
+Other weights get a gradient from some rows alone: DeepSeek V4's compressors from long ones, an expert from those that
+are routed to it. Ranks that sum the gradients of what they reached, each its own, exchange unequal lengths.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ import contextlib
 import copy
 import random
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.autograd.function import BackwardCFunction
 
 from toolkit.errors import InputError, first_line
@@ -29,16 +33,49 @@ _SHORT, _LONG = 3, 1024
 """Tokens of a sample."""
 
 
-OWN_FUNCTIONS = {"_OverRanks", "_Exchange", "_Moved", "_OfNothing", "_Entering", "_Leaving", "_Product"}
+OWN_FUNCTIONS = {"_Exchange", "_Moved", "_OfNothing", "_Entering", "_Leaving", "_Product"}
 """The toolkit's own functions in Python, which take every weight that they use as an input; options add theirs."""
+
+
+_DECIDES_BY_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+"""What a forward without values raises where the model's code asks for one: experts that take the tokens routed to
+them, one expert after another."""
 
 
 class Hidden(Exception):
     """A graph does not say what it depends on."""
 
 
+class Reach(NamedTuple):
+    """What gradients a forward gives."""
+
+    never: list[str]
+    """Names of trainable weights that no output depends on."""
+    by_row: tuple[str, ...] = ()
+    """Names of some that one sample reaches and another does not."""
+    unsure: bool = False
+    """Whether the model's code decides by values which weights it uses, so that there may be more of both."""
+
+
 def unreached(model: nn.Module, resolved: Resolved) -> list[str]:
-    """Names of trainable weights that the output for one random sample does not depend on.
+    """``never`` of ``reach``."""
+    return _reach(model, resolved).never
+
+
+def reach(model: nn.Module, resolved: Resolved) -> Reach:
+    """Which trainable weights get a gradient, and whether from every row (``unreached`` says how it is found out)."""
+    found = _reach(model, resolved)
+    if not found.unsure:
+        return found
+    try:
+        samples = [set(_with_values(model, resolved, first)) for first in (5, 40)]
+    except InputError:  # kernels of its own may run on another device alone
+        return found
+    return found._replace(by_row=tuple(sorted(samples[0] ^ samples[1])))
+
+
+def _reach(model: nn.Module, resolved: Resolved) -> Reach:
+    """Which trainable weights the output for one random sample depends on.
 
     A forward without values, on a copy of the model, and no backward: what the output depends on is read off its graph.
     Where a model's code asks for values of activations, it runs with the weights on the CPU if ``_often_unreached``;
@@ -47,9 +84,12 @@ def unreached(model: nn.Module, resolved: Resolved) -> list[str]:
     """
     try:
         names = _without_values(model, resolved, _SHORT)
-        return _by_long_row(model, resolved) if names else []
-    except Exception:  # whatever a model's own code, or an operator without values, raises
-        return _with_values(model, resolved) if _often_unreached(model, resolved) else []
+        never = _by_long_row(model, resolved) if names else []
+        return Reach(never, tuple(name for name in names if name not in never))
+    except Exception as error:  # whatever a model's own code, or an operator without values, raises
+        if _often_unreached(model, resolved):
+            return Reach(_with_values(model, resolved))
+        return Reach([], unsure=isinstance(error, _DECIDES_BY_VALUES))
 
 
 def _by_long_row(model: nn.Module, resolved: Resolved) -> list[str]:
@@ -74,7 +114,7 @@ def _without_values(model: nn.Module, resolved: Resolved, length: int) -> list[s
             media = {name: t.to(torch.bfloat16) for name, t in inputs.items() if t.is_floating_point()}
             output = twin(**inputs | media)
         asked = {name: p for name, p in twin.named_parameters() if p.requires_grad}
-        reached = _leaves(output.logits, whole=True)
+        reached = leaves_of(output.logits, whole=True)
     return [name for name, p in asked.items() if id(p) not in reached]
 
 
@@ -85,10 +125,13 @@ def _often_unreached(model: nn.Module, resolved: Resolved) -> bool:
     return untied or task_of(resolved.recipe.model.task).media is not None
 
 
-def _with_values(model: nn.Module, resolved: Resolved) -> list[str]:
+def _with_values(model: nn.Module, resolved: Resolved, first: int = 5) -> list[str]:
+    """``first``: the first token of the sample."""
     task, config = task_of(resolved.recipe.model.task), cast(Any, model.config)
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     inputs = {n: t.to(dtype) if t.is_floating_point() else t for n, t in _sample(model, task, config, _SHORT).items()}
+    if task.media is None:
+        inputs["input_ids"][0, 0] = first
     model.eval()
     # An adapter is float32 over a base in 16 bits, and no strategy has cast either yet.
     asked = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -107,7 +150,7 @@ def _with_values(model: nn.Module, resolved: Resolved) -> list[str]:
             message = f"{resolved.source}: model: the forward of {kind} fails on one small sample: {first_line(error)}"
             raise InputError(f"{message}; check the sizes in its config") from error
     model.train()
-    reached = _leaves(output.logits)
+    reached = leaves_of(output.logits)
     return [name for name in asked if id(leaves[name]) not in reached]
 
 
@@ -162,7 +205,7 @@ def _decoder(config: Any) -> dict[str, torch.Tensor]:
     return {"decoder_input_ids": torch.tensor(ids)} if config.is_encoder_decoder else {}
 
 
-def _leaves(output: torch.Tensor, whole: bool = False) -> set[int]:
+def leaves_of(output: torch.Tensor, whole: bool = False) -> set[int]:
     """Ids of the tensors that gradients of ``output`` would be accumulated in. ``whole``: raise Hidden at a function in
     Python of somebody else's, whose backward may reach weights that are no input of it (Reformer's reversible
     layers)."""

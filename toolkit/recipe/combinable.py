@@ -16,7 +16,7 @@ from toolkit.recipe.splittable import why_not_splittable
 from toolkit.recipe.stageable import why_not_stageable
 from toolkit.recipe.traits import Traits
 from toolkit.recipe.varlenable import VARLEN, why_not_varlen
-from toolkit.rooms import asked_options
+from toolkit.rooms import active_options, asked_options
 from toolkit.tasks import task_of
 
 AXES = ("context", "tensor", "pipeline", "expert")
@@ -53,7 +53,7 @@ def check_combination(
         raise InputError(f"{source}: strategy.mesh.pipeline: {reason}")
     if mesh is not None and mesh.expert > 1 and (reason := why_no_experts(recipe, facts)):
         raise InputError(f"{source}: strategy.mesh.expert: {reason}")
-    for option, settings in asked_options(recipe):
+    for option, settings in active_options(recipe):
         if reason := option.why_not(settings, recipe, facts, blocks, device):
             raise InputError(f"{source}: {option.key}: {reason}")
     if reason := why_not_trainable(facts):

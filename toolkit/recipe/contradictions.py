@@ -32,6 +32,10 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
         found.append(f"label_smoothing: is defined for classes, and the labels of {task.name} are numbers; set it to 0")
     for option, settings in asked_options(recipe):
         found += option.refusals(settings, recipe)
+        if option.adds_loss and recipe.loss == "fused":
+            found.append(f"loss: fused computes no logits for the term that {option.key} adds to the loss; set plain")
+        if option.adds_loss and task.numbers:
+            found.append(f"{option.key}: is defined for classes, and the labels of {task.name} are numbers; remove it")
     if recipe.data.packing and not task.packs:
         found.append(f"data.packing: requires model.task: causal-lm (it is {task.name}); set it to false")
     if recipe.data.packing and recipe.data.group_by_length:

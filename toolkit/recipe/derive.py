@@ -16,14 +16,14 @@ from toolkit.recipe.limits import with_length
 from toolkit.recipe.load import recipe_sha256
 from toolkit.recipe.mesh import Mesh, reasons
 from toolkit.recipe.model_blocks import block_classes
-from toolkit.recipe.model_facts import ModelFacts, has_batch_norm, model_facts, supports_sdpa
+from toolkit.recipe.model_facts import ModelFacts, model_facts, supports_sdpa
 from toolkit.recipe.needs import cpus_per_node, why_no_tokenizer
 from toolkit.recipe.rates import rate_factor, why_no_wsd, why_rate
 from toolkit.recipe.resolve import PRECISIONS, Decisions, Precision, Resolved
 from toolkit.recipe.schema import Batch, Recipe
 from toolkit.recipe.tokenizer_facts import added_tokens
 from toolkit.recipe.traits import Traits
-from toolkit.rooms import asked_options
+from toolkit.rooms import active_options
 from toolkit.tasks import task_of
 from toolkit.upstream.transformers import checkpointing_argument
 
@@ -56,7 +56,7 @@ def resolve_values(
     blocks = _blocks(recipe, facts, decide)
     check_combination(recipe, facts, traits, device, blocks, source)
     base, stored = asked_base(recipe, facts)
-    _options(recipe, blocks, decide)
+    _options(recipe, facts, blocks, decide)
     clip = recipe.optimizer.max_grad_norm or 0.0
     decide("max_grad_norm", clip, "written to every file: engines otherwise clip at their default, 1.0")
     _optimizer(recipe, global_size, decide)
@@ -79,7 +79,6 @@ def resolve_values(
         blocks=blocks,
         warmup_steps=_warmup(recipe, decide),
         loss_kernel=_loss_kernel(recipe, device, decide),
-        batch_norm=_batch_norm(recipe, facts, source, decide),
         base=base,
         base_storage=None if base is None else _base_storage(recipe, base, stored, precision, traits, decide),
         stored=stored,
@@ -94,7 +93,7 @@ def _data(recipe: Recipe, decide: Decisions) -> None:
         decide("data.group_by_length", "within a step", "not in training_args.json: the Trainer groups over many steps")
 
 
-def _options(recipe: Recipe, blocks: tuple[str, ...], decide: Decisions) -> None:
+def _options(recipe: Recipe, facts: ModelFacts, blocks: tuple[str, ...], decide: Decisions) -> None:
     """What options of the recipe mean, and which files cannot hold them."""
     if recipe.compile:
         decide(
@@ -114,8 +113,8 @@ def _options(recipe: Recipe, blocks: tuple[str, ...], decide: Decisions) -> None
     if (early := recipe.run.early_stopping) is not None:
         rule = f"after {early.patience} evaluations without improvement by more than {early.min_delta:g}"
         decide("run.early_stopping", rule, "not in training_args.json: use EarlyStoppingCallback")
-    for option, settings in asked_options(recipe):
-        if (decision := option.decision(settings)) is not None:
+    for option, settings in active_options(recipe):
+        if (decision := option.explained(settings, recipe, facts)) is not None:
             decide(option.key, *decision)
     if recipe.label_smoothing:
         decide("label_smoothing", recipe.label_smoothing, "training only: held-out losses are without it")
@@ -153,21 +152,6 @@ def _with_attention(recipe: Recipe, facts: ModelFacts, decide: Decisions) -> Rec
     if not supports_sdpa(facts):
         name = decide("model.attention", "eager", f"{facts.model_type} has no sdpa in the installed transformers")
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"attention": name})})
-
-
-def _batch_norm(recipe: Recipe, facts: ModelFacts, source: str, decide: Decisions) -> str:
-    asked, why = recipe.model.batch_norm, None
-    media = task_of(recipe.model.task).media
-    if recipe.adapter is not None:
-        why = "an adapter is saved without the base's statistics"
-    elif media is not None and media.in_text is not None:
-        why = "micro-batches without an image compute a blank one, which no statistic may hold"
-    if why and asked not in (None, "frozen"):
-        raise InputError(f"{source}: model.batch_norm: {asked}: {why}; remove the key, or set frozen")
-    mode = asked or ("frozen" if why else "synchronised")
-    if has_batch_norm(facts) and asked is None:
-        decide("model.batch_norm", mode, why or "one micro-batch of all ranks together, as the full batch computes it")
-    return mode
 
 
 def _batch(batch: Batch, data_size: int, ranks: str, decide: Decisions, problems: list[str]) -> tuple[int, int, int]:

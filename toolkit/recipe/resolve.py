@@ -106,8 +106,6 @@ class Resolved:
     loss_kernel: str = "plain"
     """Implementation of ``loss: fused``: «chunked», the toolkit's own, or «liger»; «plain» otherwise."""
 
-    batch_norm: str = "synchronised"
-    """What layers of batch normalisation normalise in training, where the model has any."""
     base: BaseFormat | None = None
     """The format that the base's linear weights are packed in; None: they are plain."""
     base_storage: str | None = None

@@ -92,7 +92,7 @@ class Model(Section):
         description="operators of norms, gated MLPs and rotary embeddings: `torch`, or `liger`, those of liger_kernel "
         "(GPU only)",
     )
-    batch_norm: BatchNormName | None = Field(
+    batch_norm: Annotated[BatchNormName | None, in_room("batch_norm")] = Field(
         None,
         description="what batch normalisation normalises in training: `synchronised`, a micro-batch of all ranks "
         "together; `local`, each rank's own, which trains another model than the full batch does; `frozen`, by the "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,9 @@ import torch
 from torch.nn import functional
 
 from toolkit.recipe.schema import Recipe
+from toolkit.reference.meeting import Meeting
 from toolkit.reference.option import PlainOption
-from toolkit.rooms import asked_options
+from toolkit.rooms import active_options
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Extras:
     @staticmethod
     def of(recipe: Recipe) -> Extras:
         """What the recipe asks for."""
-        options = tuple(option.plain(settings) for option, settings in asked_options(recipe))
+        options = tuple(option.plain(settings) for option, settings in active_options(recipe))
         return Extras(recipe.label_smoothing, recipe.z_loss, balance=True, options=options)
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor, everywhere: torch.Tensor) -> torch.Tensor:
@@ -44,12 +45,22 @@ class Extras:
         if self.z_loss:
             counted = everywhere if self.z_everywhere else logits[targets != -100]
             total = total + (torch.logsumexp(counted, dim=1) ** 2).sum() * self.z_loss
-        return total
+        return total + sum(option.loss_term(logits, targets) for option in self.options)
 
-    @contextlib.contextmanager
-    def around(self, model: Any, inputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    def around(self, model: Any, inputs: Mapping[str, torch.Tensor]) -> contextlib.AbstractContextManager[None]:
         """Inside, a forward of ``model`` on ``inputs`` has the options."""
-        with contextlib.ExitStack() as stack:
-            for option in self.options:
-                stack.enter_context(option.around(model, inputs))
-            yield
+        return _all_of(option.around(model, inputs) for option in self.options)
+
+    def on_rank(
+        self, model: Any, rank: int, samples: bool, meeting: Meeting | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """``PlainOption.on_rank`` of every option."""
+        return _all_of(option.on_rank(model, rank, samples, meeting) for option in self.options)
+
+
+@contextlib.contextmanager
+def _all_of(contexts: Iterable[contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield

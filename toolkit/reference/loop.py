@@ -19,7 +19,6 @@ from torch.nn import functional
 from toolkit.data.collate import MicroBatch
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
-from toolkit.reference.batch_norm import plain_layers
 from toolkit.reference.columns import in_columns
 from toolkit.reference.context import Mistake, attending_in_parts, computing, part_of
 from toolkit.reference.experts import among_ranks, meeting_in_experts
@@ -87,7 +86,6 @@ class PlainLoop:
         self.states: dict[str, dict[str, torch.Tensor]] = {}
         """The optimizer's state of each weight, in its dtype."""
         self.updates = 0
-        self.batch_norms = plain_layers(model)
         self._replicas: list[nn.Module] = []
 
     def backward(self, step: int, window: Window, loss_scale: float = 1.0) -> list[float]:
@@ -109,12 +107,11 @@ class PlainLoop:
                 if parts[place] != part:
                     continue
                 self.seed(step, micro.micro, rank)
-                for layer in self.batch_norms.values():
-                    layer.counts, layer.updates = bool(micro.sample_ids), rank == 0
+                own = self.extras.on_rank(self.model, rank, bool(micro.sample_ids))
                 orders = summed_by_module(self.model, self.order, self.blocks)
                 masks = functools.partial(self._stage_masks, step, (rank, micro))
                 with in_stages(self.model, self.blocks, self.order.stages, masks) as heads:
-                    with self.autocast(), orders, in_columns(self.model, self.order.columns):
+                    with self.autocast(), own, orders, in_columns(self.model, self.order.columns):
                         loss = self.loss_sum(micro)
                     (loss * (scale / tokens)).backward()
                 losses[place] = loss.item()
@@ -130,16 +127,17 @@ class PlainLoop:
         self.seed(step, micro.micro, rank + own * self.resolved.token_parts)
 
     def _joint(self, window: Window) -> bool:
-        """Whether micro-batches of several ranks have something in common: batch statistics, or their rows."""
+        """Whether micro-batches of several ranks have something in common: an option's batch, or their rows."""
         if window[0][1].part is not None or self.order.experts > 1:
             return True
-        return self.resolved.world_size > 1 and any(one.mode == "synchronised" for one in self.batch_norms.values())
+        coupled = (option.couples(self.model) for option in self.extras.options)
+        return self.resolved.world_size > 1 and "ranks" in coupled
 
     def _backward_together(
         self, step: int, window: Window, parts: Sequence[int], scale: float, losses: list[float]
     ) -> None:
-        """``backward`` where the same micro-batch of all ranks is one batch to layers of batch normalisation, or that
-        of some ranks to attention."""
+        """``backward`` where the same micro-batch of all ranks is one batch to an option's layers, or that of some
+        ranks to attention."""
         sums: dict[int, dict[str, torch.Tensor]] = {}
         together: dict[tuple[int, int], list[int]] = {}
         for place, (rank, micro) in enumerate(window):
@@ -152,9 +150,6 @@ class PlainLoop:
             def forward(at: int, models: Any = models, places: Any = places, meeting: Any = meeting) -> torch.Tensor:
                 rank, micro = window[places[at]]
                 model = models[at]
-                for layer in plain_layers(model).values():
-                    layer.meeting, layer.rank = meeting, at
-                    layer.counts, layer.updates = bool(micro.sample_ids), True
                 masks = rank // micro.part.count if self.mistake == "masks" and micro.part else rank
                 self.seed(step, micro.micro, masks)
                 own: Any = contextlib.nullcontext()
@@ -162,7 +157,7 @@ class PlainLoop:
                     own = computing(meeting, micro, self.mistake, self.order.columns)
                 if self.order.experts > 1:
                     own = among_ranks(meeting, at, self.mistake == "order")
-                with self.autocast(), own:
+                with self.autocast(), own, self.extras.on_rank(model, at, bool(micro.sample_ids), meeting):
                     return self.loss_sum(micro, model=model)
 
             with contextlib.ExitStack() as orders:
@@ -175,8 +170,6 @@ class PlainLoop:
                     orders.enter_context(summed_by_module(model, self.order, blocks))
                     orders.enter_context(in_columns(model, self.order.columns))
                 found = meeting.run([functools.partial(forward, at) for at in range(len(places))])
-            for layer in (layer for model in models for layer in plain_layers(model).values()):
-                layer.meeting = None
             sum((loss * scale for loss in found[1:]), found[0] * scale).backward()
             for place, loss, model in zip(places, found, models, strict=True):
                 losses[place] = loss.item()
@@ -198,6 +191,9 @@ class PlainLoop:
 
     def _finished(self, scale: float, losses: list[float]) -> list[float]:
         self.gradients, self.magnitudes = joined_heads(self.gradients), joined_heads(self.magnitudes)
+        for sums in (self.gradients, self.magnitudes) if self.order.by_collective else (self.gradients,):
+            for name in self.trained.keys() - sums.keys():  # as with zero_grad(set_to_none=False)
+                sums[name] = torch.zeros_like(self.weights[name])
         if scale != 1.0:
             for tensor in (*self.gradients.values(), *self.magnitudes.values()):
                 tensor.div_(scale)

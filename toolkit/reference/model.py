@@ -15,8 +15,7 @@ from toolkit.model.load import load_base, set_dtypes
 from toolkit.model.unreached import freeze, unreached
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.varlenable import VARLEN
-from toolkit.reference.batch_norm import plain_batch_norm
-from toolkit.rooms import asked_options
+from toolkit.rooms import active_options
 
 
 def plain_model(resolved: Resolved, pad_token_id: int | None = None) -> nn.Module:
@@ -24,7 +23,7 @@ def plain_model(resolved: Resolved, pad_token_id: int | None = None) -> nn.Modul
     model = load_base(_with_sdpa(resolved), pad_token_id)
     if resolved.base is not None:
         resolved.base.plain(resolved.stored).change(model, resolved)
-    for option, settings in asked_options(resolved.recipe):
+    for option, settings in active_options(resolved.recipe):
         option.plain(settings).change(model, resolved)
     if resolved.recipe.adapter is not None:
         model = add_adapter(model, resolved)
@@ -35,7 +34,6 @@ def plain_model(resolved: Resolved, pad_token_id: int | None = None) -> nn.Modul
             f"{resolved.source}: model.freeze: the patterns match every trainable parameter: nothing is left"
         )
     idle = unreached(model, resolved)
-    plain_batch_norm(model, resolved.batch_norm)
     set_dtypes(model, resolved.precision.trainable, resolved.precision.frozen)
     freeze(model, idle)
     return model.to(torch.device(resolved.device)).train()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
+
+from toolkit.reference.meeting import Meeting
 
 
 class PlainOption:
@@ -19,6 +21,29 @@ class PlainOption:
     def around(self, model: Any, inputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
         """Inside, a forward of ``model`` on ``inputs`` has the option if the model is in training mode."""
         yield
+
+    @contextlib.contextmanager
+    def on_rank(self, model: Any, rank: int, samples: bool, meeting: Meeting | None) -> Iterator[None]:
+        """Inside, ``model`` computes ``rank``'s micro-batch; without ``samples`` it has none, and its rows count for
+        nothing. ``meeting``: where this forward meets those of the other ranks; None: it is alone."""
+        yield
+
+    def couples(self, model: Any) -> Literal["", "rank", "ranks"]:
+        """Which other rows what ``model`` gives for a row depends on: none, those of its micro-batch, or those of the
+        same micro-batch of every rank, whose forwards then meet."""
+        return ""
+
+    def running(self, model: Any) -> Mapping[str, torch.Tensor]:
+        """Buffers by name that a forward of ``model`` changes: those of rank 0."""
+        return {}
+
+    def notes(self, model: Any, resolved: Any) -> list[str]:
+        """What `verify` says of it beside the verdict."""
+        return []
+
+    def loss_term(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | float:
+        """What it adds to the loss: of ``logits`` (tokens, classes), over ``targets`` (tokens,) that are not -100."""
+        return 0.0
 
     def shadow(self, before: torch.Tensor, weight: torch.Tensor, updates: int) -> torch.Tensor:
         """What the option keeps of a weight after so many ``updates``, in float64: from what it kept ``before`` the

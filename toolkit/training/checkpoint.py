@@ -19,8 +19,8 @@ import torch
 
 from toolkit.errors import InputError
 from toolkit.launch.identity import check_recipe, identity
-from toolkit.model.batch_norm import statistics
 from toolkit.model.processor import pad_token_name
+from toolkit.model.running_statistics import statistics
 from toolkit.recipe.earlier import recipe_version
 from toolkit.results import versions
 from toolkit.strategies.engines.base import Engine
@@ -242,7 +242,7 @@ def _load(session: Session, folder: Path, manifest: dict[str, Any], *indexes: In
             raise InputError(f"{folder}: recipe mismatch: it has no tensor {name}")
         if weights.index[name].shape != shape:
             raise InputError(f"{folder}: recipe mismatch: {name}: {weights.index[name].shape}, the model has {shape}")
-    for name in statistics(engine.batch_norms):
+    for name in statistics(engine.running):
         if name not in moments:
             raise InputError(f"{folder}: recipe mismatch: it has no running statistic {name}")
     for option, shadow in session.shadows.items():

@@ -23,7 +23,6 @@ from toolkit.data.samples import with_features
 from toolkit.data.sources import Which, named_sources
 from toolkit.errors import InputError, RunFailed, first_line
 from toolkit.launch.host_memory import available_bytes
-from toolkit.model.batch_norm import batch_norms, statistics
 from toolkit.model.load import bare_model, build_config, load_base, switch_off_cache
 from toolkit.model.new_tokens import new_tokens
 from toolkit.model.packed_layers import packed_weights
@@ -34,10 +33,9 @@ from toolkit.rooms import Option
 from toolkit.tasks import task_of
 from toolkit.tasks.base import Drawn
 from toolkit.tasks.labels import Labels
-from toolkit.training.finding import tensors_of, whole_manifest
+from toolkit.training.finding import read_statistics, tensors_of, whole_manifest
 from toolkit.training.preparation import prepare_model
 from toolkit.training.streamed import Job
-from toolkit.training.tensor_folder import TensorReader, read_index
 
 ROWS = 2
 TOKENS = 64
@@ -131,12 +129,7 @@ def trained_model(
                 raise RunFailed(f"{folder}: {name}: the model has no tensor of this name and shape")
             parameters[name].copy_(tensor)
             missing.discard(name)
-    manifest = whole_manifest(folder, when_read=True)
-    running = TensorReader(folder, read_index(folder, manifest)[1], manifest["files"])
-    for name, value in statistics(batch_norms(model)).items():
-        if name not in running:
-            raise RunFailed(f"{folder}: {name}: the checkpoint has no such running statistic")
-        value.copy_(running.get(name))
+    read_statistics(model, folder, whole_manifest(folder, when_read=True))
     if missing:
         raise RunFailed(f"{folder}: {len(missing)} trained tensors are missing, for example {sorted(missing)[0]}")
     return model.eval()

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
-from toolkit.errors import InputError
+from toolkit.errors import InputError, RunFailed
 from toolkit.launch.identity import saved_recipe
+from toolkit.model.running_statistics import running_layers, statistics
 from toolkit.optim.schedule_free import averaged
 from toolkit.optimizers import optimizer_kind
 from toolkit.rooms import Option
@@ -80,6 +82,15 @@ def trained_tensors(
         without = f"it has no {option.shadow.noun} of the weights: the run had no {option.key}"
         raise InputError(f"{folder}: --{option.name}: {without}")
     return list(weights), TensorReader(folder, moments, files), f".{option.name}"
+
+
+def read_statistics(model: nn.Module, folder: Path, manifest: dict[str, Any]) -> None:
+    """Set every running statistic of ``model`` to a checkpoint's; raises RunFailed if it has none of that name."""
+    running = TensorReader(folder, read_index(folder, manifest)[1], manifest["files"])
+    for name, value in statistics(running_layers(model)).items():
+        if name not in running:
+            raise RunFailed(f"{folder}: {name}: the checkpoint has no such running statistic")
+        value.copy_(running.get(name))
 
 
 class AverageReader(TensorReader):

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from toolkit.data.ahead import feed
 from toolkit.data.collate import MicroBatch
-from toolkit.model.batch_norm import counting, from_first_rank
 from toolkit.model.head_loss import multiplied_by
 from toolkit.model.loss_terms import LossTerms
+from toolkit.model.running_statistics import counting, from_first_rank
 from toolkit.optim.schedule import learning_rate
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
@@ -187,7 +187,7 @@ def evaluate(session: Session, batches: Iterable[MicroBatch]) -> Evaluated:
     engine, task = session.engine, task_of(session.resolved.recipe.model.task)
     counting = Counting(task) if task.classes or task.numbers else None
     total = torch.zeros(2, dtype=torch.float64, device=engine.device)
-    from_first_rank(engine.batch_norms)
+    from_first_rank(engine.running)
     engine.model.eval()
     try:
         with evaluation_weights(engine):

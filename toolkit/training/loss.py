@@ -72,6 +72,8 @@ def loss_sum(
     )
     if terms.z_loss:
         loss = loss + terms.z_loss * squared_logsumexp(flat, targets)
+    for term in terms.others:
+        loss = loss + term(flat, targets)
     return loss + _router_loss(config, routed, labels)
 
 

@@ -12,11 +12,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from toolkit.errors import InputError
 from toolkit.model.adapter_targets import experts_notes
 from toolkit.model.adapters import add_adapter, check_names
-from toolkit.model.batch_norm import batch_norms
-from toolkit.model.batch_norm import convert as convert_batch_norm
 from toolkit.model.built import Built
 from toolkit.model.checkpointing import checkpoint_blocks, find_blocks
 from toolkit.model.compiling import compile_blocks
@@ -25,9 +22,8 @@ from toolkit.model.head_loss import fuse_head
 from toolkit.model.load import cast_inputs, load_base, set_dtypes
 from toolkit.model.new_tokens import check_trained
 from toolkit.model.sources import NotByPart
-from toolkit.model.unreached import freeze, unreached
+from toolkit.model.unreached import freeze, reach
 from toolkit.optim.groups import check_groups, decayed_names, hidden_matrices
-from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.tokenizer_facts import added_tokens
 from toolkit.rooms import asked_options, prepare_options, store_of
@@ -115,24 +111,6 @@ def replace_modules(work: Work) -> None:
     work.prepared.options |= prepare_options(work.model, work.resolved, before_adapters=True)
 
 
-def replace_batch_norm(work: Work) -> None:
-    """Before adapters, for the same reason. New layers have the parameters of those they replace, trainable or not."""
-    resolved = work.resolved
-    convert_batch_norm(work.model, resolved.batch_norm, resolved.recipe.model.batch_norm is not None, resolved.source)
-    check_statistics(work.model, resolved)
-
-
-def check_statistics(model: nn.Module, resolved: Resolved) -> None:
-    """Raise InputError where running statistics of the training weights would be used with averaged ones."""
-    name = resolved.recipe.optimizer.name
-    if optimizer_kind(name).averages and any(layer.mode != "frozen" for layer in batch_norms(model).values()):
-        raise InputError(
-            f"{resolved.source}: optimizer.name: {name} evaluates and exports averaged weights, and the running "
-            "statistics of this model's batch normalisation are those of other weights; set model.batch_norm: frozen, "
-            "or use adamw"
-        )
-
-
 def find_base_linears(work: Work) -> None:
     """Before adapters, whose own linear layers stay as they are, and which rename the model's."""
     if (base := work.resolved.base) is not None:
@@ -156,7 +134,7 @@ def freeze_patterns(work: Work) -> None:
 
 def find_unreached(work: Work) -> None:
     """After all that decides what trains; before packing, since it runs the layers as they are."""
-    work.prepared.unreached = unreached(work.model, work.resolved)
+    work.prepared.reach = reach(work.model, work.resolved)
 
 
 def pack_base(work: Work) -> None:
@@ -174,7 +152,7 @@ def set_precision(work: Work) -> None:
 
 def freeze_unreached(work: Work) -> None:
     """After dtypes, since they keep the dtype of what trains: the model still computes with them."""
-    freeze(work.model, work.prepared.unreached)
+    freeze(work.model, work.prepared.reach.never)
 
 
 def cast_media(work: Work) -> None:
@@ -223,7 +201,6 @@ def group_parameters(work: Work) -> None:
 
 STEPS: tuple[Callable[[Work], None], ...] = (
     replace_modules,
-    replace_batch_norm,
     find_base_linears,
     add_adapters,
     freeze_patterns,

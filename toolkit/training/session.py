@@ -142,7 +142,7 @@ def engage(
         claims,
         weights,
         prepared.built,
-        prepared.unreached,
+        prepared.reach.never,
         shadows,
         prepared.frozen,
         prepared.loaded_whole,

@@ -16,17 +16,15 @@ import torch
 from torch import nn
 
 from toolkit.errors import RunFailed
-from toolkit.model.batch_norm import batch_norms, statistics
 from toolkit.model.load import cast_parameters, load_base
 from toolkit.model.sources import NotByPart
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.rooms import Option
-from toolkit.training.finding import trained_tensors
+from toolkit.training.finding import read_statistics, trained_tensors
 from toolkit.training.merge import merged_by_peft
 from toolkit.training.preparation import without_values
 from toolkit.training.streaming import Source, in_order, sources, write_file, write_model
-from toolkit.training.tensor_folder import TensorReader, read_index
 from toolkit.training.values import Values
 
 
@@ -80,11 +78,7 @@ def _trained_whole(job: Job) -> bool:
 def _with_frozen(job: Job) -> None:
     model: Any = without_values(job.resolved, job.pad_token_id).model
     values = Values(model, *trained_tensors(job.folder, job.manifest, job.weights_of))
-    running = TensorReader(job.folder, read_index(job.folder, job.manifest)[1], job.manifest["files"])
-    for name, value in statistics(batch_norms(model)).items():
-        if name not in running:
-            raise RunFailed(f"{job.folder}: {name}: the checkpoint has no such running statistic")
-        value.copy_(running.get(name))
+    read_statistics(model, job.folder, job.manifest)
     one_dtype(model, job.dtype)
     name_classes(model, job.manifest)
     model.config.use_cache = True

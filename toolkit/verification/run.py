@@ -20,7 +20,7 @@ from toolkit.recipe.load import recipe_from, source_of
 from toolkit.recipe.preflight import check_known
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
-from toolkit.rooms import asked_options
+from toolkit.rooms import active_options
 from toolkit.strategies import resolve
 from toolkit.terminal import Say
 from toolkit.threads import torch_threads
@@ -68,7 +68,7 @@ def with_needs(resolved: Resolved, needs: dict[str, Any]) -> Resolved:
     needs = {key: value for key, value in needs.items() if key != "options" or not no_options}
     merge(values, needs)
     merged = Recipe.model_validate(values)
-    for option, settings in asked_options(resolved.recipe):
+    for option, settings in active_options(resolved.recipe):
         if no_options or not axes <= option.axes or option.refusals(settings, merged):
             option.remove(values)
     merge(values, needs)  # which may ask for one of them itself
@@ -197,14 +197,10 @@ def _clipping_otherwise(case: Case, found: Pass, choose: Callable[[Case, Sequenc
 
 def _notes(found: Pass) -> list[str]:
     """What the recipe asks for that is not the full batch's training, which the plain loop then is not either."""
-    reference = found.reference
-    modes = {layer.mode for layer in reference.loop.batch_norms.values()} if reference else set()
-    if reference is None or modes != {"local"} or reference.resolved.data_size == 1:
+    if (reference := found.reference) is None:
         return []
-    return [
-        f"model.batch_norm: local: each of {reference.resolved.data_size} ranks normalises its own micro-batch, here "
-        "as in the plain loop; this is another training than the full batch's"
-    ]
+    plain = reference.options.values()
+    return [note for option in plain for note in option.notes(reference.loop.model, reference.resolved)]
 
 
 def _keep_logs(case_folder: Path, folder: Path, name: str) -> None:

@@ -131,7 +131,7 @@ def check_device(resolved: Resolved) -> None:
         raise InputError(f"{resolved.source}: fp8: {capability_message(found)}, or set fp8: false")
 
 
-def prepare(model: nn.Module, resolved: Resolved) -> list[str]:
+def prepare(model: nn.Module, settings: bool, resolved: Resolved) -> list[str]:
     """``convert`` the blocks of a recipe's model."""
     return convert(model, find_blocks(model, resolved), resolved)
 

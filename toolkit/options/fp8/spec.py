@@ -67,11 +67,6 @@ class Fp8(Option):
     def decision(self, settings: bool) -> tuple[str, str]:
         return "e4m3, gradients e5m2", "one dynamic scale per tensor; not in training_args.json"
 
-    def prepare(self, model: Any, settings: bool, resolved: Any) -> list[str]:
-        """Names of the linear layers that multiply in float8, before adapters wrap them."""
-        names: list[str] = self._needed("apply").prepare(model, resolved)
-        return names
-
     def evidence(self, model: Any, prepared: Sequence[str]) -> list[Any]:
         return [self._needed("evidence").layers_claim(model, len(prepared))]
 

@@ -34,7 +34,7 @@ class Replaced:
         return f"{self.norms} norms, {self.mlps} MLPs, {self.rotations} rotary embeddings"
 
 
-def prepare(model: Any, resolved: Resolved) -> Replaced:
+def prepare(model: Any, settings: str, resolved: Resolved) -> Replaced:
     """Replace what liger_kernel can of a transformers ``model``, before adapters, and count it.
 
     Raises InputError where it is not installed, does not know the model type, or replaces nothing.

@@ -63,9 +63,6 @@ class Liger(Option):
         kernels = {"fused_linear_cross_entropy": fused, "cross_entropy": False}
         return self.training_args(settings) | {"liger_kernel_config": kernels}
 
-    def prepare(self, model: Any, settings: str, resolved: Any) -> Any:
-        return self._needed("apply").prepare(model, resolved)
-
     def evidence(self, model: Any, prepared: Any) -> list[Any]:
         return [self._needed("evidence").kernel_claim(model, prepared)]
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from toolkit.machine import give_back_memory
-from toolkit.model.batch_norm import batch_norms, statistics
+from toolkit.model.running_statistics import running_layers, statistics
 from toolkit.optim.adamw import step_count
 from toolkit.optim.adamw8bit import local
 from toolkit.optim.groups import make_optimizer
@@ -85,7 +85,7 @@ class Engine:
         self.blocks = prepared.blocks
         self.config = prepared.model.config
         self.matrices = prepared.matrices
-        self.batch_norms = batch_norms(prepared.model)
+        self.running = running_layers(prepared.model)
         self.gradient_divisor = self.resolved.token_parts
         mesh = self.resolved.mesh
         self.place = mesh.place(accelerator.process_index)
@@ -341,12 +341,12 @@ class Engine:
         return owned(piece, flat[piece.start[0] : piece.start[0] + piece.numel])
 
     def statistics(self) -> dict[str, torch.Tensor]:
-        """Running statistics of batch normalisation by name, on the CPU; those of this rank."""
-        return {name: on_host(value) for name, value in statistics(self.batch_norms).items()}
+        """Running statistics by name, on the CPU; those of this rank."""
+        return {name: on_host(value) for name, value in statistics(self.running).items()}
 
     def load_statistics(self, read: Callable[[str], torch.Tensor]) -> None:
         """Set every running statistic to what ``read`` gives for its name."""
-        for name, value in statistics(self.batch_norms).items():
+        for name, value in statistics(self.running).items():
             value.copy_(read(name))
 
     @contextlib.contextmanager

@@ -21,6 +21,7 @@ from toolkit.strategies.engines.claims import Claim, connected_claim
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, box, span
 from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharded_claim
+from toolkit.strategies.engines.zero_gradients import fill_missing
 from toolkit.strategies.fsdp import FsdpSettings
 from toolkit.tasks import task_of
 from toolkit.trees import leaves, mapped
@@ -86,6 +87,9 @@ class Fsdp2Engine(Engine):
         with _embeddings_in_the_root(prepared.model, always=media is not None):
             self.model, _ = self.accelerator.prepare(prepared.model, placeholder)
         _prefetch_what_has_a_backward(self.model)
+        # Otherwise ranks exchange what each has reached. torch 2.11 has no other way.
+        if hasattr(self.model, "set_reduce_scatter_unused_params"):
+            self.model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
         _fill(self.model, waiting, torch.device("cpu") if self.resolved.settings.offload else self.device)
         if self.resolved.precision.mixed:
             _cast_root_inputs(self.model, getattr(torch, self.resolved.precision.compute))
@@ -111,6 +115,10 @@ class Fsdp2Engine(Engine):
             if not settings.reshard:
                 self.model.set_reshard_after_backward(last)  # type: ignore[operator]
         return contextlib.nullcontext()
+
+    def complete_gradients(self) -> None:
+        super().complete_gradients()
+        fill_missing(self.parameters.values())
 
     def clip(self, max_norm: float) -> torch.Tensor:
         norm = super().clip(max_norm)

@@ -11,6 +11,7 @@ from toolkit.model.built import Built
 from toolkit.model.freezing import Frozen
 from toolkit.model.stages import Stage
 from toolkit.model.tensor import Division
+from toolkit.model.unreached import Reach
 from toolkit.recipe.resolve import Resolved
 
 
@@ -31,8 +32,8 @@ class Prepared:
     matrices: frozenset[str] = frozenset()
     """Names of the trainable hidden matrices."""
 
-    unreached: list[str] = field(default_factory=list)
-    """Weights that no output depends on, frozen."""
+    reach: Reach = field(default_factory=lambda: Reach([]))
+    """Which weights rows reach; what none does is frozen."""
     frozen: list[Frozen] = field(default_factory=list)
     """What each pattern of ``model.freeze`` has frozen."""
     loaded_whole: str | None = None

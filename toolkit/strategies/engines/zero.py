@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from toolkit.errors import InputError
 from toolkit.model.packed_layers import packed_weights
 from toolkit.model.sources import Cast, Source, fill, set_values, source_of, sources
+from toolkit.model.unreached import leaves_of
 from toolkit.optim.placed import Place
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
@@ -37,6 +39,8 @@ class ZeroEngine(Engine):
             name = f"{self.resolved.source}: strategy.name: zero{stage}"
             raise InputError(f"{name} is not possible with this DeepSpeed ({why}); use zero3 or fsdp2")
         self.parameters = prepared.trainable()
+        _check_reach(prepared.reach.by_row, self.resolved)
+        self.unsure = prepared.reach.unsure
         waiting = sources(model)
         whole = unsharded(prepared)
         self.unsharded = {name: p.numel() for name, p in whole.items()}
@@ -80,6 +84,8 @@ class ZeroEngine(Engine):
         return contextlib.nullcontext()
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
+        if self.unsure:
+            _check_reach(_reached_apart(loss, self.parameters, self.device), self.resolved)
         # The window's weights are in the loss already; DeepSpeed shall not divide by its accumulation count.
         self.engine.backward(loss, scale_wrt_gas=False)
         if not last:
@@ -244,6 +250,28 @@ class ZeroEngine(Engine):
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         for key, value in state.get("scaler", {}).items():
             setattr(self.engine.optimizer.loss_scaler, key, value)
+
+
+def _check_reach(by_row: Sequence[str], resolved: Resolved) -> None:
+    """Raise InputError where ranks may reach different weights. DeepSpeed 0.19.8 exchanges gradients in the order in
+    which a rank has them, in buckets: a weight's would be added to another's, or ranks would send unequal lengths.
+    Under ZeRO-3 they would also gather different weights."""
+    if by_row and resolved.world_size > 1:
+        some = ", ".join(by_row[:2]) + (", ..." if len(by_row) > 2 else "")
+        raise InputError(
+            f"{resolved.source}: strategy.name: {resolved.recipe.strategy.name}: {len(by_row)} weights of this model "
+            f"get a gradient from some rows alone ({some}), and DeepSpeed would mix up the gradients of ranks that "
+            "have reached different ones; use fsdp2, or ddp"
+        )
+
+
+def _reached_apart(loss: torch.Tensor, parameters: Mapping[str, nn.Parameter], device: torch.device) -> list[str]:
+    """Names of those that the losses of some ranks depend on, and those of others do not. Every rank calls it."""
+    reached = leaves_of(loss)
+    counts = torch.tensor([id(p) in reached for p in parameters.values()], dtype=torch.int32, device=device)
+    dist.all_reduce(counts)
+    ranks = dist.get_world_size()
+    return [name for name, count in zip(parameters, counts.tolist(), strict=True) if 0 < count < ranks]
 
 
 def _split(model: nn.Module, resolved: Resolved, device: torch.device) -> None:

@@ -166,7 +166,7 @@ def _shadows(
 def _statistics(
     step: int, phase: str, right: dict[str, torch.Tensor], seen: dict[str, torch.Tensor], tolerance: float
 ) -> list[Measure]:
-    """Running statistics of batch normalisation, of rank 0."""
+    """Running statistics, of rank 0."""
     return [
         Measure("running-statistic", step, _error(seen[name], value) if name in seen else float("inf"), tolerance, name,
                 phase=phase)

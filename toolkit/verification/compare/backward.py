@@ -37,7 +37,7 @@ class Replayed:
     """How far loss and gradient in the candidate's order of operations are from those in the plain loop's own, by
     step; none where the orders are the same."""
     statistics: list[dict[str, torch.Tensor]] = field(default_factory=list)
-    """Running statistics of batch normalisation after each step."""
+    """Running statistics after each step."""
     reordered: list[Measure] = field(default_factory=list)
     """In float32, where orders differ: that the candidate's order computes the same."""
 

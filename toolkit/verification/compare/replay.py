@@ -13,14 +13,13 @@ import torch
 
 from toolkit.model.checkpointing import find_blocks
 from toolkit.model.load import input_weight
-from toolkit.reference.batch_norm import running_statistics
 from toolkit.reference.context import Mistake, by_row, joined
 from toolkit.reference.extras import Extras
 from toolkit.reference.loop import PlainLoop, Window
 from toolkit.reference.model import plain_decayed, plain_model
 from toolkit.reference.order import NATURAL
 from toolkit.reference.roundings import other_roundings
-from toolkit.rooms import asked_options
+from toolkit.rooms import active_options
 from toolkit.training.session import seed_micro_batch
 from toolkit.verification.cases.case import Case, compute_of
 from toolkit.verification.cases.samples import expected_windows
@@ -67,15 +66,15 @@ class Reference:
         ]
         self.loop.order = order_of(self.resolved, self.loop.config, len(self.blocks))
         self.loop.blocks = [block for _, block in self.blocks]
+        active = [option for option, _ in active_options(self.resolved.recipe)]
+        self.options = {option.name: plain for option, plain in zip(active, self.loop.extras.options, strict=True)}
+        """The options' parts of the plain loop, by name."""
         self.measured_because: str | None = why_measured(
             self.resolved, self.windows, self._vocabulary(), self._depends_on_batch()
         )
         """Why the candidate's operations may have another order; None where they may not."""
-        asked = [option for option, _ in asked_options(self.resolved.recipe)]
-        self.options = {option.name: plain for option, plain in zip(asked, self.loop.extras.options, strict=True)}
-        """The options' parts of the plain loop, by name."""
-        self.rounding = [self.options[option.name] for option in asked if option.rounds]
-        self.fuses = self.resolved.recipe.compile or any(option.fuses for option in asked)
+        self.rounding = [self.options[option.name] for option in active if option.rounds]
+        self.fuses = self.resolved.recipe.compile or any(option.fuses for option in active)
         self.counted: dict[str, Any] = {}
         """What each option counted in the step where its operators are counted."""
         self.noise = Noise(
@@ -299,32 +298,22 @@ class Reference:
         return bool(getattr(self.loop.config, "output_router_logits", False))
 
     def _depends_on_batch(self) -> bool:
-        """Whether layers of batch normalisation normalise what a micro-batch holds."""
-        return any(layer.mode != "frozen" for layer in self.loop.batch_norms.values())
+        """Whether what a row gives depends on the others of its micro-batch."""
+        return any(plain.couples(self.loop.model) for plain in self.options.values())
+
+    def _running(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for plain in self.options.values():
+            yield from plain.running(self.loop.model).items()
 
     def set_statistics(self, statistics: dict[str, torch.Tensor]) -> None:
         """Take the candidate's running statistics."""
-        for name, own in running_statistics(self.loop.model).items():
+        for name, own in self._running():
             if name in statistics:
                 own.copy_(statistics[name])
 
     def statistics(self) -> dict[str, torch.Tensor]:
         """A copy of the running statistics as they are now, on the CPU."""
-        return {name: own.detach().cpu().clone() for name, own in running_statistics(self.loop.model).items()}
-
-    def losses_with_statistics(self, mode: str, step: int, weights: dict[str, torch.Tensor]) -> list[float]:
-        """Loss of each micro-batch of a step if ``model.batch_norm`` were ``mode``; [] for other models."""
-        layers = self.loop.batch_norms.values()
-        asked = [layer.mode for layer in layers]
-        if not asked:
-            return []
-        try:
-            for layer in layers:
-                layer.mode = mode
-            return self.gradient(step, weights)[0]
-        finally:
-            for layer, own in zip(layers, asked, strict=True):
-                layer.mode = own
+        return {name: own.detach().cpu().clone() for name, own in self._running()}
 
     @contextlib.contextmanager
     def without_dropout(self) -> Iterator[None]:

@@ -45,7 +45,6 @@ KINDS: dict[str, tuple[str, str]] = {
         "its {tokens} of {all} supervised tokens weigh {seen:.4g} times what they do in the mean over all",
     ),
     "loss-weight": ("loss", "{seen:.5g} times the mean over supervised tokens"),
-    "running-statistic": ("{name}", "a running statistic of batch normalisation"),
     "evaluation-weight": ("{name} in an evaluation", "the average of the optimizer's steps"),
     "evaluation-loss": ("loss of an evaluation", "loss {seen:.7g}, {expected:.7g} expected"),
     "loss-samples-apart": ("loss of samples apart", "the plain loop's own: packed samples, against each alone"),

@@ -68,8 +68,7 @@ def misplaced(found: Pass, measure: Measure) -> Diagnosis | None:
     reference, step = found.reference, measure.step
     if reference is None or measure.kind != "loss" or reference.resolved.mesh.expert == 1:
         return None
-    run = found.ranks[0].run
-    weights = run.weights if step == 0 else run.steps[step - 1].weights
+    weights = found.ranks[0].run.weights_before(step)
     if not same_losses(found, step, reference.losses_with_mistake("order", step, weights)):
         return None
     return Diagnosis("expert-results-misplaced", {"step": step + 1})

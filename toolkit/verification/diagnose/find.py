@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from toolkit.reference.extras import Extras
-from toolkit.rooms import Option, all_options, asked_options, shadows
+from toolkit.rooms import Option, active_options, all_options, shadows
 from toolkit.strategies.engines.claims import Claim
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import IGNORED
@@ -19,6 +19,7 @@ from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.diagnose.diagnosis import Diagnosis
 from toolkit.verification.diagnose.experts import misplaced
 from toolkit.verification.diagnose.gradient import gradient_cause
+from toolkit.verification.diagnose.known import known
 from toolkit.verification.diagnose.layers import other_masks
 from toolkit.verification.diagnose.mesh import other_rows, stale_copies, wrong_parts
 from toolkit.verification.diagnose.stages import masks_of_stages
@@ -192,15 +193,13 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
         if names:
             return Diagnosis("evaluation-not-at-average", {"count": len(names), "first": names[0]})
         return Diagnosis("evaluation-copy-stale", {"measure": measure.sentence})
-    if _rank_statistics(found, measure):
-        return Diagnosis("batch-statistics-of-each-rank", {"step": measure.step + 1, "ranks": len(found.parts)})
-    if all(m.kind == "running-statistic" for m in wrong):
-        return Diagnosis("running-statistics-differ", {"first": measure.tensor, "count": len(wrong)})
+    if (cause := _of_options(found, case, stage, measure)) is not None:
+        return cause
     if any(m.kind == "loss-samples-apart" for m in wrong):
         return Diagnosis("model-mixes-packed-samples")
     if case.resolved().base_storage is not None and not case.recipe["data"]["packing"]:
         return Diagnosis("base-unpacked-wrong")
-    if (cause := _other_extras(found, measure)) is not None:
+    if (cause := _other_extras(found, stage, measure)) is not None:
         return cause
     ranks = {m.rank for m in wrong}
     if case.recipe["data"]["packing"] and _leaks(found, measure):
@@ -213,9 +212,10 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
     return other_masks(found)
 
 
-def _products(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
-    causes = (option.diagnose(stage, measure) for option, _ in asked_options(case.resolved().recipe))
-    return next((cause for cause in causes if cause is not None), None)
+def _of_options(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
+    """What options say of a comparison of theirs."""
+    active = (option for option, _ in active_options(case.resolved().recipe) if measure.kind in option.kinds())
+    return next((cause for option in active if (cause := option.diagnose(stage, measure)) is not None), None)
 
 
 def _leaks(found: Pass, measure: Measure) -> bool:
@@ -223,8 +223,7 @@ def _leaks(found: Pass, measure: Measure) -> bool:
     reference, step = found.reference, measure.step
     if reference is None:
         return False
-    run = found.ranks[0].run
-    weights = run.weights if step == 0 else run.steps[step - 1].weights
+    weights = found.ranks[0].run.weights_before(step)
     leaking = reference.losses_without_blocks(step, weights)
     for (rank, micro), loss in zip(reference.windows[step], leaking, strict=True):
         taken = found.parts[rank].run.steps[step].micros
@@ -233,14 +232,14 @@ def _leaks(found: Pass, measure: Measure) -> bool:
     return True
 
 
-def _other_extras(found: Pass, measure: Measure) -> Diagnosis | None:
+def _other_extras(found: Pass, stage: Stage, measure: Measure) -> Diagnosis | None:
     """A mistake in label smoothing, z-loss or an option that explains the wrong losses of a step."""
     reference, step = found.reference, measure.step
-    if reference is None or found.replayed is None or measure.kind != "loss":
+    of_losses = any(m.kind == "loss" and m.step == step for m in stage.wrong)
+    if reference is None or found.replayed is None or not of_losses:
         return None
     own = reference.loop.extras
-    run = found.ranks[0].run
-    weights = run.weights if step == 0 else run.steps[step - 1].weights
+    weights = found.ranks[0].run.weights_before(step)
     for cause, facts, extras in _mistakes(own):
         wrong = reference.losses_with(step, weights, extras)
         rows = zip(reference.windows[step], found.replayed.losses[step], wrong, strict=True)
@@ -249,13 +248,16 @@ def _other_extras(found: Pass, measure: Measure) -> Diagnosis | None:
             for (rank, micro), right, other in rows
             if micro.supervised and micro.micro < len(found.parts[rank].run.steps[step].micros)
         ]
-        if all(abs(loss - other) <= EXTRAS_FIT * abs(loss - right) for loss, right, other in seen):
-            return Diagnosis(cause, facts | {"step": step + 1})
+        most = max((abs(loss - right) for loss, right, _ in seen), default=0.0)
+        if all(abs(loss - other) <= EXTRAS_FIT * most for loss, _, other in seen):
+            asked = {"ranks": len(found.parts)} if "{ranks}" in known()[cause].evidence else {}
+            return Diagnosis(cause, facts | {"step": step + 1} | asked)
     return None
 
 
 EXTRAS_FIT = 0.05
-"""A mistake explains a difference if it leaves at most this share of it, in every micro-batch."""
+"""A mistake explains a step if it leaves at most this share of its largest difference, in every micro-batch: where a
+rank has no samples, the others may differ by roundings alone."""
 
 
 def _mistakes(own: Extras) -> list[tuple[str, dict[str, object], Extras]]:
@@ -274,27 +276,13 @@ def _mistakes(own: Extras) -> list[tuple[str, dict[str, object], Extras]]:
     return found
 
 
-def _rank_statistics(found: Pass, measure: Measure) -> bool:
-    """Whether the losses of a step are those of layers of batch normalisation that normalise each rank's own."""
-    reference, step = found.reference, measure.step
-    if reference is None or reference.resolved.batch_norm != "synchronised":
-        return False
-    run = found.ranks[0].run
-    weights = run.weights if step == 0 else run.steps[step - 1].weights
-    losses = reference.losses_with_statistics("local", step, weights)
-    taken = [(found.parts[rank].run.steps[step].micros, micro.micro) for rank, micro in reference.windows[step]]
-    pairs = [(micros[at].loss, loss) for (micros, at), loss in zip(taken, losses, strict=False) if at < len(micros)]
-    return bool(pairs) and all(abs(seen - loss) <= LEAK_FITS * abs(loss) for seen, loss in pairs)
-
-
 def _without_prompt(found: Pass, measure: Measure) -> int | None:
     """The first rank whose losses of a step are those of the model without its virtual tokens; None if there is
     none."""
     reference, step = found.reference, measure.step
     if reference is None:
         return None
-    run = found.ranks[0].run
-    weights = run.weights if step == 0 else run.steps[step - 1].weights
+    weights = found.ranks[0].run.weights_before(step)
     losses = reference.losses_without_prompt(step, weights)
     for rank, part in enumerate(found.parts):
         taken = part.run.steps[step].micros
@@ -340,7 +328,7 @@ def _round_trip(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diag
 _FINDERS: dict[str, Finder] = {
     "data": _data,
     "ledger": _ledger,
-    "products": _products,
+    "products": _of_options,
     "forward": _forward,
     "gradient": gradient_cause,
     "clip": clip_cause,

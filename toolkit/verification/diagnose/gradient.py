@@ -33,8 +33,7 @@ def gradient_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> D
     assert reference is not None
     run = found.ranks[0].run
     step = measure.step
-    weights = run.weights if step == 0 else run.steps[step - 1].weights
-    taken = run.steps[step]
+    weights, taken = run.weights_before(step), run.steps[step]
     right = found.replayed.gradients[step] if found.replayed else {}
     names = [name for name in taken.gradient if name in right]
     wrong = list(dict.fromkeys(m.name for m in stage.wrong if m.step == step))

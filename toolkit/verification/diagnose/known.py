@@ -134,15 +134,6 @@ _FORWARD = {
         "all ranks use the same dropout mask",
         "losses of the first rank agree, those of other ranks do not, and dropout is on", "transformers#31412",
     ),
-    "batch-statistics-of-each-rank": Known(
-        "batch normalisation normalises each rank's own micro-batch",
-        "step {step}: the losses are those of {ranks} separate micro-batches, not of one over all ranks",
-        "torch's BatchNorm under DDP, FSDP and ZeRO", "model.batch_norm: synchronised",
-    ),
-    "running-statistics-differ": Known(
-        "running statistics of batch normalisation are not those of the batches",
-        "{count} comparisons differ, first {first}; the losses agree",
-    ),
     "evaluation-not-at-average": Known(
         "evaluations are not at the average of the optimizer's steps",
         "{count} weights differ from it, first {first}",

@@ -30,8 +30,7 @@ def wrong_parts(found: Pass, measure: Measure) -> Diagnosis | None:
     reference, step = found.reference, measure.step
     if reference is None or found.replayed is None or measure.kind != "loss" or reference.resolved.mesh.context == 1:
         return None
-    run = found.ranks[0].run
-    weights = run.weights if step == 0 else run.steps[step - 1].weights
+    weights = found.ranks[0].run.weights_before(step)
     distances = {
         cause: _distance(found, step, reference.losses_with_mistake(mistake, step, weights))
         for mistake, cause in _MISTAKES

@@ -22,7 +22,7 @@ def wrong_stages(found: Pass, step: int, wrong: Sequence[str]) -> Diagnosis | No
     tied = {name for group in reference.tied for name in group}
     if wrong and set(wrong) <= tied:
         return Diagnosis("shared-gradient-of-one-stage", {"first": wrong[0]})
-    weights, taken = _weights(found, step), found.ranks[0].run.steps[step].gradient
+    weights, taken = found.ranks[0].run.weights_before(step), found.ranks[0].run.steps[step].gradient
     if not reference.dropout_matters(step, weights):
         return None
     alike = reference.gradients_with_mistake("masks", step, weights)
@@ -37,7 +37,7 @@ def masks_of_stages(found: Pass, measure: Measure) -> Diagnosis | None:
     reference, step = found.reference, measure.step
     if reference is None or found.replayed is None or measure.kind != "loss" or reference.resolved.mesh.pipeline == 1:
         return None
-    losses = reference.losses_with_mistake("masks", step, _weights(found, step))
+    losses = reference.losses_with_mistake("masks", step, found.ranks[0].run.weights_before(step))
     if losses == found.replayed.losses[step]:
         return None
     for (rank, micro), loss in zip(reference.windows[step], losses, strict=True):
@@ -45,8 +45,3 @@ def masks_of_stages(found: Pass, measure: Measure) -> Diagnosis | None:
         if micro.micro >= len(taken) or abs(taken[micro.micro].loss - loss) > _FITS * abs(loss):
             return None
     return Diagnosis("masks-of-another-stage", {"stages": reference.resolved.mesh.pipeline})
-
-
-def _weights(found: Pass, step: int) -> dict:
-    run = found.ranks[0].run
-    return run.weights if step == 0 else run.steps[step - 1].weights

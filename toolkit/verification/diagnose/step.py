@@ -51,7 +51,7 @@ def update_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> Dia
     if {m.kind for m in measures} <= shadows().keys():
         facts = {"count": len(measures), "first": measures[0].name}
         return Diagnosis(shadows()[measures[0].kind].wrong, facts)
-    before = run.weights if step == 0 else run.steps[step - 1].weights
+    before = run.weights_before(step)
     after = run.steps[step].weights
     wrong = [m.name for m in measures]
     resolved = case.resolved()

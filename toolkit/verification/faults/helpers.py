@@ -19,7 +19,7 @@ DROPPING = LORA | {"dropout": 0.1}
 def whole_model(config: dict[str, Any], task: str, form: str, **keys: Any) -> dict[str, Any]:
     """``needs`` of a fault that occurs in another task than most recipes have: a tiny model of it, all of which trains,
     and its samples."""
-    model = {"config": config, "path": None, "task": task, "attention": None, "batch_norm": None, **keys}
+    model = {"config": config, "path": None, "task": task, "attention": None, **keys}
     return {
         "model": model,
         "data": {

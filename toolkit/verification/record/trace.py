@@ -54,7 +54,7 @@ class StepTrace:
     averages: Tensors = field(default_factory=dict)
     """What options keep of the weights (``Option.shadow``), as WEIGHT.OPTION: after the step."""
     statistics: Tensors = field(default_factory=dict)
-    """Running statistics of batch normalisation after the step, of this rank."""
+    """Running statistics after the step, of this rank."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,10 @@ class RunTrace:
     frozen_after: dict[str, str] = field(default_factory=dict)
     steps: list[StepTrace] = field(default_factory=list)
     evaluated: Evaluated | None = None
+
+    def weights_before(self, step: int) -> Tensors:
+        """The weights that a step begins with."""
+        return self.weights if step == 0 else self.steps[step - 1].weights
 
 
 @dataclass

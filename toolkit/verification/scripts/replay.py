@@ -138,8 +138,7 @@ class Replay:
         return scale / self.multiplied.get(step, 1.0)
 
     def weights_before(self, step: int) -> Tensors:
-        run = self.ranks[0].trace.run
-        return run.weights if step == 0 else run.steps[step - 1].weights
+        return self.ranks[0].trace.run.weights_before(step)
 
     def gradient(self, step: int, how: Summing = BY_RANK, *, losses: bool = True) -> StepGradient:
         """Make every call of a step again, at the weights that the recorded step began with."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,25 +19,20 @@ from torch import nn
 from torch.nn import functional
 
 from toolkit.errors import InputError
+from toolkit.model.running_statistics import Now, RunningLayer
+from toolkit.model.unreached import OWN_FUNCTIONS
+from toolkit.optimizers import optimizer_kind
+from toolkit.recipe.resolve import Resolved
 
 _KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-class _Now:
-    """What happens around the layers. A plain object: on a GPU the backward, and a recomputation in it, run in a
-    thread of autograd's own."""
-
-    counts = True
-    """Whether this rank's micro-batch has samples; a dummy that only joins the collectives does not enter."""
-    recomputing = False
-    """Whether a block is computed for the second time: its batch has been counted."""
-
-
-class BatchNorm(nn.Module):
+class BatchNorm(RunningLayer):
     """A layer of torch with the same parameters, buffers and names. ``mode``: ``synchronised``, ``local`` or
     ``frozen`` (running statistics also in training). Inputs (batch, channels, ...), outputs in the input's dtype."""
 
+    noun = "batch normalisation"
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
     weight: Any
     bias: Any
     running_mean: Any
@@ -49,9 +44,10 @@ class BatchNorm(nn.Module):
         self.mode, self.eps, self.momentum = mode, layer.eps, layer.momentum
         for name in ("weight", "bias"):
             self.register_parameter(name, getattr(layer, name))
-        for name in STATISTICS:
+        for name in self.statistics:
             value = getattr(layer, name)
             self.register_buffer(name, value.float() if value is not None and value.is_floating_point() else value)
+        self.by_rank = mode == "local"
         self.train(layer.training)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -59,7 +55,7 @@ class BatchNorm(nn.Module):
             return self._with_running(x, self.weight, self.bias)
         if self.mode == "synchronised" and dist.is_initialized() and dist.get_world_size() > 1:
             return self._synchronised(x)
-        if not _Now.counts and self.running_mean is not None:
+        if not Now.counts and self.running_mean is not None:
             return self._with_running(x, self.weight, self.bias)
         return self._of_this_rank(x)
 
@@ -74,14 +70,14 @@ class BatchNorm(nn.Module):
     def _synchronised(self, x: torch.Tensor) -> torch.Tensor:
         # Without rows a rank adds nothing to the sums, and takes part in the collectives. Float32: the message of an
         # empty micro-batch has its input's dtype in torch 2.13.0, the others' have float32.
-        counted = x if _Now.counts else x[:0].float()
+        counted = x if Now.counts else x[:0].float()
         weight, bias = _wide(self.weight), _wide(self.bias)
         with self._updated() as (mean, var, momentum):
             if x.is_cuda:
                 y = self._of_torch(counted, weight, bias, mean, var, momentum)
             else:
                 y = _OverRanks.apply(counted, weight, bias, mean, var, momentum, self.eps)
-        if _Now.counts:
+        if Now.counts:
             return y
         # No loss comes of these rows. They pass the layer as they would in evaluation, so that all is finite.
         fixed = [None if p is None else p.detach() for p in (self.weight, self.bias)]
@@ -104,13 +100,13 @@ class BatchNorm(nn.Module):
         if self.running_mean is None:
             yield None, None, 0.0
             return
-        if not _Now.recomputing:
+        if not Now.recomputing:
             self.num_batches_tracked.add_(1)
         # torch's rule: without a momentum they are the mean over all batches.
         momentum = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
         mean, var = self.running_mean.clone(), self.running_var.clone()
         yield mean, var, momentum
-        if not _Now.recomputing:
+        if not Now.recomputing:
             self.running_mean.copy_(mean)
             self.running_var.copy_(var)
 
@@ -166,6 +162,9 @@ class _OverRanks(torch.autograd.Function):
                 None, None, None, None)  # fmt: skip
 
 
+OWN_FUNCTIONS.add(_OverRanks.__name__)
+
+
 def _axes(x: torch.Tensor) -> tuple[list[int], list[int]]:
     """All axes but the channels', and the shape of a channel's number beside ``x``."""
     return [0, *range(2, x.dim())], [1, -1, *[1] * (x.dim() - 2)]
@@ -178,11 +177,25 @@ def _wide(tensor: torch.Tensor | None) -> torch.Tensor | None:
 # ---------------------------------------------------------------------- a model's layers
 
 
-def convert(model: nn.Module, mode: str, asked: bool, source: str) -> list[str]:
-    """Replace the model's layers of batch normalisation in place; returns their names.
-
-    Raises InputError for a layer of a class of its own, and where ``asked`` for a mode that no layer has use for.
+def prepare(model: nn.Module, mode: str, resolved: Resolved) -> None:
+    """Replace the layers of a recipe's model. Raises InputError as ``convert`` does, where the recipe asks for a mode
+    that no layer has use for, and where running statistics of the training weights would be used with averaged ones.
     """
+    found = convert(model, mode, resolved.source)
+    if not found and resolved.recipe.model.batch_norm is not None:
+        raise InputError(f"{resolved.source}: model.batch_norm: the model has no batch normalisation; remove the key")
+    name = resolved.recipe.optimizer.name
+    if found and mode != "frozen" and optimizer_kind(name).averages:
+        raise InputError(
+            f"{resolved.source}: optimizer.name: {name} evaluates and exports averaged weights, and the running "
+            "statistics of this model's batch normalisation are those of other weights; set model.batch_norm: frozen, "
+            "or use adamw"
+        )
+
+
+def convert(model: nn.Module, mode: str, source: str) -> list[str]:
+    """Replace the model's layers of batch normalisation in place; returns their names. New layers have the parameters
+    of those they replace, trainable or not. Raises InputError for a layer of a class of the model's own."""
     found: list[str] = []
     for name, module in list(model.named_modules()):
         if not is_batch_norm(module):
@@ -197,8 +210,6 @@ def convert(model: nn.Module, mode: str, asked: bool, source: str) -> list[str]:
         found.append(name)
     if found:
         _leave_uncompiled()
-    if asked and not found:
-        raise InputError(f"{source}: model.batch_norm: the model has no batch normalisation; remove the key")
     return found
 
 
@@ -206,50 +217,10 @@ def is_batch_norm(module: nn.Module) -> bool:
     """Whether it is one of torch's layers of batch normalisation, or has the statistics of one."""
     if isinstance(module, nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d | BatchNorm):
         return False
-    return isinstance(module, _KINDS) or all(hasattr(module, name) for name in STATISTICS)
+    return isinstance(module, _KINDS) or all(hasattr(module, name) for name in BatchNorm.statistics)
 
 
 @functools.cache
 def _leave_uncompiled() -> None:
     """Not where the class is defined: the decorator imports torch's compiler, a second for every other model too."""
     BatchNorm._synchronised = torch.compiler.disable(BatchNorm._synchronised)  # type: ignore[method-assign]
-
-
-def batch_norms(model: nn.Module) -> dict[str, BatchNorm]:
-    """The layers by name."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, BatchNorm)}
-
-
-def statistics(layers: Mapping[str, BatchNorm]) -> dict[str, torch.Tensor]:
-    """Every running statistic by its name in the model, on its device."""
-    named = {f"{layer}.{name}": getattr(module, name) for layer, module in layers.items() for name in STATISTICS}
-    return {name: value.detach() for name, value in named.items() if value is not None}
-
-
-def from_first_rank(layers: Mapping[str, BatchNorm]) -> None:
-    """Give every rank the running statistics of rank 0, which checkpoints hold: with ``local`` each has its own."""
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        for module in layers.values():
-            if module.mode == "local":
-                for value in statistics({"": module}).values():
-                    dist.broadcast(value, src=0)
-
-
-@contextlib.contextmanager
-def counting(counts: bool) -> Iterator[None]:
-    """Around a micro-batch's forward and backward: whether its rows enter the statistics."""
-    before, _Now.counts = _Now.counts, counts
-    try:
-        yield
-    finally:
-        _Now.counts = before
-
-
-@contextlib.contextmanager
-def recomputing(again: bool = True) -> Iterator[None]:
-    """Around a block's recomputation in the backward: running statistics have been updated by its forward."""
-    before, _Now.recomputing = _Now.recomputing, again
-    try:
-        yield
-    finally:
-        _Now.recomputing = before

@@ -6,20 +6,24 @@ dropout masks and the padding of that rank, normalised by statistics over all of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from toolkit.reference.meeting import Meeting
+from toolkit.reference.option import PlainOption
 
 _RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class PlainBatchNorm(nn.Module):
-    """A layer with the parameters and buffers of torch's, always as in training. ``mode``: as ``model.batch_norm``."""
+    """A layer with the parameters and buffers of torch's. It computes as in training, whatever its mode, where a
+    micro-batch ``counts``. ``mode``: as ``model.batch_norm``."""
 
     running_mean: Any
     running_var: Any
@@ -34,8 +38,8 @@ class PlainBatchNorm(nn.Module):
             self.register_buffer(name, value.float() if value is not None and value.is_floating_point() else value)
         self.meeting: Meeting | None = None
         self.rank = 0
-        self.counts = True
-        """Whether the micro-batch has samples."""
+        self.counts = False
+        """Whether there is a micro-batch, with samples."""
         self.updates = True
         """Whether it changes the running statistics: with ``local`` they are those of rank 0."""
 
@@ -126,23 +130,60 @@ def normalised(meeting: Meeting, layer: PlainBatchNorm, x: torch.Tensor, weight:
     return found
 
 
-# ---------------------------------------------------------------------- a model's layers
+@dataclass(frozen=True)
+class PlainStatistics(PlainOption):
+    """``mode``: as ``model.batch_norm``."""
+
+    mode: str
+
+    def change(self, model: nn.Module, resolved: Any) -> None:
+        for name, module in list(model.named_modules()):
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm):
+                parent, _, own = name.rpartition(".")
+                setattr(model.get_submodule(parent), own, PlainBatchNorm(module, self.mode))
+
+    @contextlib.contextmanager
+    def on_rank(self, model: nn.Module, rank: int, samples: bool, meeting: Meeting | None) -> Iterator[None]:
+        layers = plain_layers(model).values()
+        for layer in layers:
+            layer.mode, layer.rank, layer.counts = self.mode, rank, samples
+            layer.meeting = meeting if self.mode == "synchronised" else None
+            layer.updates = layer.meeting is not None or rank == 0
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.meeting, layer.counts = None, False
+
+    def couples(self, model: nn.Module) -> Literal["", "rank", "ranks"]:
+        if self.mode == "frozen" or not plain_layers(model):
+            return ""
+        return "ranks" if self.mode == "synchronised" else "rank"
+
+    def running(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        named = {
+            f"{name}.{key}": getattr(layer, key) for name, layer in plain_layers(model).items() for key in _RUNNING
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+    def notes(self, model: nn.Module, resolved: Any) -> list[str]:
+        if self.couples(model) != "rank" or resolved.data_size == 1:
+            return []
+        return [
+            f"model.batch_norm: local: each of {resolved.data_size} ranks normalises its own micro-batch, here as in "
+            "the plain loop; this is another training than the full batch's"
+        ]
+
+    def mistakes(self) -> list[tuple[str, dict[str, object], PlainOption]]:
+        if self.mode != "synchronised":
+            return []
+        return [("batch-statistics-of-each-rank", {}, PlainStatistics("local"))]
 
 
-def plain_batch_norm(model: nn.Module, mode: str) -> None:
-    """Replace the model's layers of batch normalisation in place."""
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm):
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, PlainBatchNorm(module, mode))
+def plain(settings: str) -> PlainStatistics:
+    return PlainStatistics(settings)
 
 
 def plain_layers(model: nn.Module) -> dict[str, PlainBatchNorm]:
     """The layers by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, PlainBatchNorm)}
-
-
-def running_statistics(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Every running statistic by its name in the model."""
-    named = {f"{name}.{key}": getattr(layer, key) for name, layer in plain_layers(model).items() for key in _RUNNING}
-    return {name: value for name, value in named.items() if value is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from toolkit.verification.diagnose.known import Known
 from toolkit.verification.faults.base import DISTRIBUTED, Fault, Patch
 from toolkit.verification.faults.helpers import whole_model
 
@@ -26,8 +27,23 @@ class BatchNormLocal(Fault):
     needs: ClassVar = whole_model(_RESNET, "image-classification", "image", num_labels=3)
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.model.batch_norm import BatchNorm
+        from toolkit.options.batch_norm.apply import BatchNorm
 
         @self.breaking(patch, BatchNorm, "_synchronised")
         def synchronised(right: Any, layer: Any, x: Any) -> Any:
             return layer._of_this_rank(x)
+
+
+FAULTS = (BatchNormLocal,)
+DIAGNOSES = {
+    "batch-statistics-of-each-rank": Known(
+        "batch normalisation normalises each rank's own micro-batch",
+        "step {step}: the losses are those of {ranks} separate micro-batches, not of one over all ranks",
+        "torch's BatchNorm under DDP, FSDP and ZeRO",
+        "model.batch_norm: synchronised",
+    ),
+    "running-statistics-differ": Known(
+        "running statistics of batch normalisation are not those of the batches",
+        "{count} comparisons differ, first {first}; the losses agree",
+    ),
+}
