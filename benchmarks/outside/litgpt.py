@@ -20,7 +20,8 @@ from benchmarks.outside.loops import LITGPT
 from benchmarks.outside.loops.litgpt import build_model, chunked_loss
 from benchmarks.outside.loops.litgpt_model import Style
 from benchmarks.outside.models import LITGPT as MODELS
-from toolkit.model import nf4
+from toolkit.model.packed_layers import PackedLayer
+from toolkit.options.nf4 import apply as nf4
 from toolkit.planning.loops import Loop
 from toolkit.planning.predict import Planner
 from toolkit.planning.unneeded import without
@@ -111,7 +112,7 @@ class _Product42(torch.autograd.Function):
     none."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, layer: nf4.Nf4Linear, previous: Any) -> torch.Tensor:
+    def forward(ctx: Any, hidden: torch.Tensor, layer: PackedLayer, previous: Any) -> torch.Tensor:
         ctx.layer = layer
         if hidden.requires_grad:
             ctx.tensors = hidden
@@ -128,17 +129,17 @@ class _Product42(torch.autograd.Function):
 @contextlib.contextmanager
 def kept_inputs(previous: dict[int, torch.Tensor] | None, model: Any) -> Iterator[None]:
     """4-bit layers of bitsandbytes 0.42, which litgpt asked for."""
-    own = nf4.Nf4Linear.forward
+    own = PackedLayer.forward
 
-    def forward(self: nf4.Nf4Linear, input: torch.Tensor) -> torch.Tensor:
+    def forward(self: PackedLayer, input: torch.Tensor) -> torch.Tensor:
         product: torch.Tensor = _Product42.apply(input, self, previous)
         return product
 
-    nf4.Nf4Linear.forward = forward  # type: ignore[method-assign]
+    PackedLayer.forward = forward  # type: ignore[method-assign]
     try:
         yield
     finally:
-        nf4.Nf4Linear.forward = own  # type: ignore[method-assign]
+        PackedLayer.forward = own  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

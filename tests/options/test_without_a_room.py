@@ -23,6 +23,7 @@ USES: dict[str, dict[str, Any]] = {
     "ema": {"run": {"ema": {"decay": 0.9}}},
     "fp8": {"fp8": True, "precision": "bf16"},
     "liger": {"model": {"kernels": "liger"}},
+    "nf4": {"adapter": {"method": "qlora", "r": 4}},
     "neftune": {"model": {"neftune_alpha": 5.0}},
     "unsharded": {
         "strategy": {"name": "fsdp2", "unsharded_blocks": 1},

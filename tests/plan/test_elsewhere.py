@@ -20,8 +20,8 @@ from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.command import ConfigRequest, TrainOptions, config_command
 from toolkit.launch.job import train
-from toolkit.model.nf4 import Nf4Linear
 from toolkit.model.processor import load_tokenizer
+from toolkit.options.nf4.apply import Nf4Linear, packed_nf4, sized_nf4
 from toolkit.planning.command import Request, plan_command
 from toolkit.recipe.load import load_recipe
 from toolkit.verification.run import resolve_recipe
@@ -67,8 +67,9 @@ def test_calibration_runs_here_and_needs_it(bare: str, monkeypatch: pytest.Monke
 def test_sizes_are_those_of_bitsandbytes(shape: tuple[int, int], storage: torch.dtype) -> None:
     pytest.importorskip("bitsandbytes")
     linear = nn.Linear(shape[1], shape[0], dtype=torch.bfloat16)
-    real = Nf4Linear(linear, storage)
-    sized = Nf4Linear(nn.Linear(shape[1], shape[0], dtype=torch.bfloat16, device="meta"), storage, sizes_only=True)
+    real = Nf4Linear(linear, *packed_nf4(linear.weight.detach(), storage))
+    there = nn.Linear(shape[1], shape[0], dtype=torch.bfloat16, device="meta")
+    sized = Nf4Linear(there, *sized_nf4(there.weight.detach(), storage))
     assert sized.weight.is_meta
     assert (sized.weight.shape, sized.weight.dtype) == (real.weight.shape, real.weight.dtype)
     assert sized.statistics_bytes() == real.statistics_bytes()

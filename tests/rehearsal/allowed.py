@@ -54,6 +54,7 @@ ALLOWED = [
     Allowed((READ,), ("evaluate",), "toolkit/training/loop.py", "evaluate", "the loss, once at the end"),
     Allowed((READ,), ("after",), "toolkit/training/metrics.py", "*", "the numbers of the steps that are logged"),
     Allowed((READ, COPY), OUTSIDE, "toolkit/strategies/engines/*", "*", "whole tensors come from and go to the host"),
+    Allowed((READ, COPY), ("start",), "toolkit/options/nf4/evidence.py", "base_claims", "a base's bytes, once", 1),
     Allowed((READ, COPY), OUTSIDE, "toolkit/training/agreement.py", "first_problem", "whether all ranks could write"),
     Allowed((COPY,), ("start",), "toolkit/optim/adamw8bit.py", "_tensors", "two tables of two tensors, once", 4),
     Allowed(

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from toolkit.strategies.engines import quantised
+from toolkit.options.nf4 import evidence
 from toolkit.strategies.engines.fsdp1 import Fsdp1Engine
-from toolkit.training import session
 
 
 def sizes(model: Any, parameter: torch.Tensor, world: int) -> list[int] | None:
@@ -58,7 +57,7 @@ def install() -> None:
             of[parameter] = {"step": stepped[0].clone()}
         return state(self, name, *args, **kwargs)
 
-    claims, local_bytes = quantised.base_claims, quantised._local_bytes
+    claims, local_bytes = evidence.base_claims, evidence._local_bytes
 
     def base_claims(model: Any, bases: Any, resolved: Any, device: Any, blocks: Any = ()) -> Any:
         """The sum takes every rank for one like this, so each is given the mean of all of them."""
@@ -69,10 +68,10 @@ def install() -> None:
                 return local_bytes(parameter)
             return sum(found) * parameter.element_size() / resolved.world_size
 
-        quantised._local_bytes = mean_bytes  # type: ignore[assignment]
+        evidence._local_bytes = mean_bytes  # type: ignore[assignment]
         return claims(model, bases, resolved, device, blocks)
 
-    session.base_claims = base_claims
+    evidence.base_claims = base_claims
     Fsdp1Engine._sizes = known_sizes  # type: ignore[method-assign]
     Fsdp1Engine._whole = of_name  # type: ignore[assignment, method-assign]
     Fsdp1Engine.full_state = of_all_ranks  # type: ignore[method-assign]

@@ -16,11 +16,11 @@ from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.launch.job import check_machine
-from toolkit.model.nf4 import nf4_layers
+from toolkit.model.packed_layers import packed_layers
+from toolkit.options.nf4.evidence import base_claims
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.schema import Recipe
 from toolkit.reference.model import plain_model
-from toolkit.strategies.engines.quantised import base_claims
 from toolkit.training.export import export
 from toolkit.training.export_check import trained_model
 from toolkit.training.finding import newest
@@ -106,7 +106,7 @@ def test_packed_values_are_those_of_the_files_bit_for_bit(
     stored = in_files(folders[name])
     layers = {
         key.replace("base_model.model.", "").replace(".base_layer", ""): layer
-        for key, layer in nf4_layers(prepared.model).items()
+        for key, layer in packed_layers(prepared.model).items()
     }
     packed = {key.removesuffix(".weight.absmax") for key in stored if key.endswith("weight.absmax")}
     assert set(layers) == packed - {"lm_head"}
@@ -144,7 +144,7 @@ def test_what_is_trained_whole_starts_from_the_files_values(tiny_root: Path, fol
     adapter = LORA | {"modules_to_save": ["down_proj"], "target_modules": ["q_proj"]}
     resolved = resolved_from(recipe(tiny_root, folders["double"], adapter=adapter, precision="fp32"))
     model = prepare_model(resolved, 0).model
-    assert len(nf4_layers(model)) == 12
+    assert len(packed_layers(model)) == 12
     plain = plain_model(resolved, 0)
     for name, parameter in plain.named_parameters():
         if "modules_to_save" in name and "down_proj" in name:
@@ -285,7 +285,7 @@ def test_plan_counts_what_is_stored(name: str, tiny_root: Path, folders: dict[st
     made = recipe(tiny_root, folders[name], precision="bf16")
     resolved = resolved_from(made)
     planner = Planner.of(resolved, 64)
-    layers = nf4_layers(prepare_model(resolved, 0).model).values()
+    layers = packed_layers(prepare_model(resolved, 0).model).values()
     units = planner.skeleton.holdings.units()
     weights = [(w, count) for unit, count in units for w in unit if w.packed is not None]
     assert sum(count for _, count in weights) == len(layers)
@@ -356,6 +356,6 @@ def test_without_bitsandbytes_it_is_reported_before_anything_starts(
     tiny_root: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolved = resolved_from(recipe(tiny_root, folders["double"]))
-    monkeypatch.setattr("toolkit.recipe.quantisable.version", lambda name: "0.45.1")
+    monkeypatch.setattr("toolkit.options.nf4.spec.version", lambda name: "0.45.1")
     with pytest.raises(InputError, match=r"model: a base in 4 bits needs bitsandbytes 0\.50 or newer; 0\.45\.1 is"):
         check_machine(resolved)

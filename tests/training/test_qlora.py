@@ -19,11 +19,12 @@ from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError, RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.launch.job import check_machine
-from toolkit.model import nf4, nf4_shared
-from toolkit.model.nf4 import Nf4Linear, nf4_layers, weight_count
+from toolkit.model.packed_layers import packed_layers, weight_count
+from toolkit.options.nf4 import apply, pack
+from toolkit.options.nf4.apply import Nf4Linear
+from toolkit.options.nf4.evidence import base_claims
+from toolkit.options.nf4.reference import nf4_values
 from toolkit.recipe.resolve import Resolved
-from toolkit.reference.model import nf4_values
-from toolkit.strategies.engines.quantised import base_claims
 from toolkit.training import merge
 from toolkit.training.export import export
 from toolkit.training.export_check import trained_model
@@ -56,7 +57,7 @@ def test_a_weight_comes_back_as_the_paper_defines_it(shape: tuple[int, int], sto
     for dtype in (torch.float32, torch.bfloat16):
         linear = nn.Linear(shape[1], shape[0], dtype=dtype)
         nn.init.normal_(linear.weight)
-        layer = Nf4Linear(linear, storage)
+        layer = Nf4Linear(linear, *pack.packed_nf4(linear.weight.detach(), storage))
         right = nf4_values(layer.weight.detach(), layer.statistics, linear.weight)
         assert torch.equal(layer.dequantised(dtype), right)
         # A normal variable in blocks of 64 and 16 values at its quantiles: 9 % off, whoever computes it.
@@ -64,7 +65,8 @@ def test_a_weight_comes_back_as_the_paper_defines_it(shape: tuple[int, int], sto
 
 
 def test_products_are_those_of_the_dequantised_weight() -> None:
-    layer = Nf4Linear(nn.Linear(32, 24), torch.uint8)
+    linear = nn.Linear(32, 24)
+    layer = Nf4Linear(linear, *pack.packed_nf4(linear.weight.detach(), torch.uint8))
     plain = layer.plain()
     found = []
     for module in (layer, plain):
@@ -85,7 +87,7 @@ def test_only_the_blocks_are_quantised_and_a_folder_gives_the_same(tiny_root: Pa
 
     adapter = QLORA | {"modules_to_save": ["down_proj"], "target_modules": ["q_proj"]}
     prepared = prepare_model(resolved_from(qlora(tiny_root, adapter=adapter)), 0)
-    names = {name.split(".layers.")[-1] for name in nf4_layers(prepared.model)}
+    names = {name.split(".layers.")[-1] for name in packed_layers(prepared.model)}
     assert len(names) == 12
     assert not [name for name in names if "down_proj" in name or "lm_head" in name or "lora" in name]
     plain = load_base(resolved_from(qlora(tiny_root)), 0)
@@ -103,19 +105,19 @@ def test_only_the_blocks_are_quantised_and_a_folder_gives_the_same(tiny_root: Pa
 def packing_job(resolved: Resolved) -> tuple[int, int, list[str]]:
     """Layers that this rank packs of those there are while its session opens; what differs from its own packing."""
     packed = 0
-    right = nf4.packed_nf4
+    right = pack.packed_nf4
 
     def count(weight: torch.Tensor, storage: torch.dtype) -> Any:
         nonlocal packed
-        packed += weight.numel() > nf4.BLOCK and not weight.is_meta
+        packed += weight.numel() > pack.BLOCK and not weight.is_meta
         return right(weight, storage)
 
-    nf4.packed_nf4 = nf4_shared.packed_nf4 = count
+    apply.packed_nf4 = pack.packed_nf4 = count
     try:
-        layers = nf4_layers(open_session(resolved).engine.model)
+        layers = packed_layers(open_session(resolved).engine.model)
     finally:
-        nf4.packed_nf4 = nf4_shared.packed_nf4 = right
-    alone = nf4_layers(prepare_model(resolved, 0).model)
+        apply.packed_nf4 = pack.packed_nf4 = right
+    alone = packed_layers(prepare_model(resolved, 0).model)
     different = []
     for (name, layer), expected in zip(layers.items(), alone.values(), strict=True):
         found, wanted = (vars(one.statistics) | {"weight": one.weight} for one in (layer, expected))
@@ -134,7 +136,7 @@ def test_layers_that_transformers_keeps_in_float32_are_not_quantised(tiny_root: 
     made |= {"model": {"config": config, "task": "seq2seq-lm"}, "data": made["data"] | {"format": "prompt-completion"}}
     resolved = resolved_from(made)
     model = prepare_model(resolved).model
-    names = {part for name in nf4_layers(model) for part in name.split(".")}
+    names = {part for name in packed_layers(model) for part in name.split(".")}
     assert "wi" in names
     assert "wo" not in names
     ids = torch.arange(3, 9)[None]
@@ -168,10 +170,12 @@ def test_evidence_counts_the_bits(tiny_root: Path, monkeypatch: pytest.MonkeyPat
     assert claims_of(resolved) == [True, True]
     for wrong in ({"compress_statistics": False}, {"quant_type": "fp4"}, {"blocksize": 128}):
         options = {"blocksize": 64, "compress_statistics": True, "quant_type": "nf4"} | wrong
-        monkeypatch.setattr(nf4, "packed_nf4", lambda w, s, o=options: quantize_4bit(w.flatten(), quant_storage=s, **o))
+        monkeypatch.setattr(
+            apply, "packed_nf4", lambda w, s, o=options: quantize_4bit(w.flatten(), quant_storage=s, **o)
+        )
         assert claims_of(resolved) == [False, False], wrong
     monkeypatch.undo()
-    monkeypatch.setattr("toolkit.training.preparation.quantise_base", lambda *_: None)
+    monkeypatch.setattr("toolkit.options.nf4.apply.quantise_base", lambda *_: None)
     assert claims_of(resolved) == [False, False]
 
 
@@ -193,7 +197,7 @@ def test_a_base_that_is_another_is_found(
 
 
 def test_a_run_without_its_4_bits_is_refused(tiny_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolkit.training.preparation.quantise_base", lambda *_: None)
+    monkeypatch.setattr("toolkit.options.nf4.apply.quantise_base", lambda *_: None)
     with pytest.raises(RunFailed, match="base weights in NF4"):
         train_job(resolved_from(qlora(tiny_root)), 1)
 
@@ -250,7 +254,7 @@ def test_plan_counts_what_is_stored(strategy: str, tiny_root: Path, group: Worke
     recipe = qlora(tiny_root, strategy, model={"config": wide}, precision="bf16")
     resolved = resolved_from(recipe)
     planner = Planner.of(resolved, 64)
-    layers = nf4_layers(prepare_model(resolved, 0).model).values()
+    layers = packed_layers(prepare_model(resolved, 0).model).values()
     stored = sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
     kept = sum(layer.statistics_bytes() for layer in layers)
     weights = [(w, count) for unit, count in planner.skeleton.holdings.units() for w in unit if w.packed is not None]
@@ -288,7 +292,7 @@ def test_export_merges_into_the_dequantised_base(trained: Any, tmp_path: Path) -
     assert "in 4 bits (NF4, double quantisation" in (tmp_path / "adapter" / "README.md").read_text(encoding="utf-8")
     assert export(folder, tmp_path / "merged", merged=True, dequantise=True).kind == "merged model"
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    assert not nf4_layers(merged)
+    assert not packed_layers(merged)
     assert merged.dtype == (torch.float32 if precision == "fp32" else torch.bfloat16)
     if precision == "fp32":
         live = trained_model(resolved_from(recipe), newest(folder / "checkpoints"), 0)  # type: ignore[arg-type]
@@ -302,7 +306,7 @@ def test_a_merge_that_answers_otherwise_is_not_written(
     trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, folder = trained
-    right: Callable[[nn.Module], None] = merge.dequantise_base
+    right: Callable[[nn.Module], None] = merge.unpack_layers
 
     def wrong(model: Any) -> None:
         right(model)
@@ -316,7 +320,7 @@ def test_a_merge_that_answers_otherwise_is_not_written(
 
         model.merge_and_unload = other_scaling
 
-    monkeypatch.setattr(merge, "dequantise_base", wrong)
+    monkeypatch.setattr(merge, "unpack_layers", wrong)
     with pytest.raises(RunFailed, match="merged model is not what was trained: logits of"):
         export(folder, tmp_path / "out", merged=True, dequantise=True)
     assert not (tmp_path / "out").exists()
@@ -348,7 +352,7 @@ def test_without_bitsandbytes_it_is_reported_before_anything_starts(
     """`train`, `verify` and `bench` ask the machine first; who comes another way gets the same message."""
     if found is None:
         monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    monkeypatch.setattr("toolkit.recipe.quantisable.version", lambda name: found)
+    monkeypatch.setattr("toolkit.options.nf4.spec.version", lambda name: found)
     resolved = resolved_from(qlora(tiny_root))
     for start in (check_machine, lambda recipe: prepare_model(recipe, 0)):
         with pytest.raises(InputError, match=message) as caught:

@@ -154,7 +154,7 @@ def test_fsdp1_takes_no_fp32_adapters_on_a_16_bit_base(group: WorkerGroup) -> No
 
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="the kernel for AVX-512 is at fault")
 def test_bitsandbytes_misreads_rows_shorter_than_a_block() -> None:
-    """Worked around in toolkit/model/nf4.py: packed_nf4."""
+    """Worked around in toolkit/options/nf4/pack.py: packed_nf4."""
     pytest.importorskip("bitsandbytes")
     as_it_stands, as_one_row = upstream.bitsandbytes_misreads_rows()
     assert as_it_stands > 0.3
@@ -162,7 +162,7 @@ def test_bitsandbytes_misreads_rows_shorter_than_a_block() -> None:
 
 
 def test_bitsandbytes_unpacks_to_another_shape_than_it_tells_compilers() -> None:
-    """Worked around in toolkit/model/nf4_pack.py."""
+    """Worked around in toolkit/options/nf4/pack.py."""
     assert upstream.shapes_of_unpacked((128,)) == ((1, 128), (128,))
     assert upstream.shapes_of_unpacked((1, 128)) == ((1, 128), (1, 128))
 

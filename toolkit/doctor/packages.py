@@ -16,7 +16,6 @@ from toolkit.upstream import TESTED
 
 NEEDED = ("torch", "accelerate", "deepspeed", "transformers", "peft", "datasets", "safetensors")
 OPTIONAL = {
-    "bitsandbytes": "4-bit and 8-bit base models (QLoRA)",
     "flash-attn": "attention: flash_attention_2",
     "ninja": "compiler for DeepSpeed's ops",
 }

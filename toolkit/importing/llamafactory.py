@@ -193,9 +193,6 @@ LLAMAFACTORY = Table(
               "overlap_grad_reduce bias_activation_fusion apply_rope_fusion moe_grouped_gemm moe_token_dispatcher_type "
               "recompute_granularity use_packed_sequences export_hf_on_finish mixed_precision"),
         "ignore_pad_token_for_loss": Off("padding is learned", (True,)),
-        "quantization_method": Off("the recipe quantises to nf4 itself", (None, "bnb", "bitsandbytes")),
-        "quantization_type": Off("the recipe has nf4", ("nf4",)),
-        "double_quantization": Off("the recipe quantises doubly", (True,)),
     },
     defaults={
         **TRAINING_DEFAULTS,

@@ -72,8 +72,6 @@ RULES: dict[str, Rule] = {
           "trainable_parameters trainable_parameters_regex freeze_llm target_regex"),
     **off("LoRA of another kind", "lora_dtype lorap_lr_ratio"),
     "lora_bias": Off("biases that train", ("none",)),
-    "bnb_4bit_quant_type": Off("the recipe has nf4", ("nf4",)),
-    "bnb_4bit_use_double_quant": Off("the recipe quantises doubly", (True,)),
     **off("another loss", "loss_type enable_dft_loss router_aux_loss_coef is_binary_loss_scale"),
     **off("another optimizer", "optimizer use_galore lisa_activated_layers"),
     **off("another model", "rope_scaling max_model_len num_labels "

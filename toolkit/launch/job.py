@@ -32,7 +32,6 @@ from toolkit.recipe.compilable import why_no_compiler
 from toolkit.recipe.load import recipe_from, recipe_yaml, source_of
 from toolkit.recipe.needs import missing_tokenizer, why_no_tokenizer
 from toolkit.recipe.preflight import check_known
-from toolkit.recipe.quantisable import no_quantiser
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.rooms import asked_options
@@ -133,7 +132,7 @@ def check_machine(resolved: Resolved) -> None:
     for option, settings in asked_options(resolved.recipe):
         if reason := option.why_not_here(settings, resolved.device):
             raise InputError(f"{resolved.source}: {option.key}: {reason}")
-    if resolved.base_storage is not None and (reason := no_quantiser(resolved.stored)):
+    if (base := resolved.base) is not None and (reason := base.why_not_here(resolved.stored, resolved.device)):
         raise InputError(f"{resolved.source}: {reason}")
     if resolved.device == "cuda" and not (count := cuda_device_count()):
         raise InputError(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from toolkit.model.nf4 import Nf4Linear
+from toolkit.model.packed_layers import PackedLayer
 from toolkit.recipe.resolve import Precision
 from toolkit.trees import leaves
 from toolkit.upstream.torch import DispatchMode, fake_mode, is_fake, modes_off
@@ -38,7 +38,7 @@ def empty_weights(model: nn.Module, precision: Precision, autocast: bool) -> Ite
     """The model with weights of the dtypes that a strategy computes with, made where tensors are made now."""
     kept: list[tuple[nn.Module, str, Any]] = []
     made: dict[int, nn.Parameter] = {}
-    unpacking: list[tuple[Nf4Linear, Any]] = []
+    unpacking: list[tuple[PackedLayer, Any]] = []
     compute, trained, frozen, vectors = (
         getattr(torch, d) for d in (precision.compute, precision.trainable, precision.frozen, precision.vectors)
     )
@@ -54,7 +54,7 @@ def empty_weights(model: nn.Module, precision: Precision, autocast: bool) -> Ite
                     data = torch.empty(parameter.shape, dtype=dtype)
                     made[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
                 setattr(module, name, made[id(parameter)])
-            if isinstance(module, Nf4Linear):
+            if isinstance(module, PackedLayer):
                 unpacking.append((module, module.statistics))
                 module.statistics = module.empty_statistics(getattr(torch, precision.unpacked))
             for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):

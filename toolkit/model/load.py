@@ -16,8 +16,7 @@ from toolkit.errors import InputError, first_line
 from toolkit.model.by_part import recorded
 from toolkit.model.drawing import drawn
 from toolkit.model.new_tokens import add_rows, new_tokens
-from toolkit.model.nf4 import nf4_layers
-from toolkit.model.packed_base import leave_heads, pack_drawn, take_packed, without_marks
+from toolkit.model.packed_layers import packed_weights
 from toolkit.model.padding import pools_by_padding
 from toolkit.model.sources import NotByPart
 from toolkit.recipe.hub import hub_problem, use_cache_if_offline
@@ -60,8 +59,6 @@ def load_base(
                 model = auto.from_pretrained(spec.path, config=config, dtype=dtype, revision=spec.revision, **options)
             if found is not None:
                 found.attach(model)
-            if resolved.stored is not None and not empty:
-                take_packed(model, resolved, dtype)
         else:
             # Drawn in float32 and cast after: the same numbers in every precision.
             torch.manual_seed(resolved.recipe.run.seed)
@@ -71,8 +68,8 @@ def load_base(
                 if by_part:
                     made.append(model)
             _cast(model, dtype, lambda: auto.from_config(copy.deepcopy(config), dtype=dtype, **options))
-            if resolved.stored is not None and not empty:
-                pack_drawn(model, resolved)
+        if resolved.base is not None and resolved.stored is not None and not empty:
+            resolved.base.take(model, resolved, dtype)
     except InputError:
         raise
     except (OSError, ValueError, ImportError) as error:
@@ -194,7 +191,7 @@ def switch_off_cache(model: nn.Module) -> None:
 
 def set_dtypes(model: nn.Module, trainable: str, frozen: str) -> None:
     """Cast every floating parameter in place: trained ones to ``trainable``, others to ``frozen``."""
-    packed = {id(layer.weight) for layer in nf4_layers(model).values()}  # bits, whatever their dtype's name
+    packed = packed_weights(model)
     for parameter in model.parameters():
         if parameter.is_floating_point() and id(parameter) not in packed:
             dtype = getattr(torch, trainable if parameter.requires_grad else frozen)
@@ -273,8 +270,8 @@ def build_config(resolved: Resolved, pad_token_id: int | None) -> PretrainedConf
         # transformers names all of its hundreds of architectures.
         why = first_line(error).partition(" Should contain one of")[0]
         raise InputError(f"{resolved.source}: model.{where}: {why}") from None
-    if resolved.stored is not None:
-        leave_heads(config, resolved) if spec.path is not None else without_marks(config)
+    if resolved.base is not None and resolved.stored is not None:
+        resolved.base.configure(config, resolved)
     if spec.num_labels is not None:
         config.num_labels = spec.num_labels
     if task_of(spec.task).numbers:

@@ -7,6 +7,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# On a CPU bitsandbytes 0.50.2 says, whenever it is imported (PEFT does, for every adapter), that an optional kernel is
+# not there.
+python_logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(python_logging.ERROR)
+
 
 def silence_libraries() -> None:
     """Call it before models are loaded in the process that prints to the user."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from toolkit.base_formats import base_formats
 from toolkit.planning.candidate import Candidate, gib
 from toolkit.planning.hardware import GIB
 from toolkit.planning.search import Search
@@ -121,12 +122,13 @@ def _others(asked: Resolved) -> Iterator[tuple[str, list[str], dict[str, Any]]]:
         if recipe.optimizer.name == "adamw":
             values = recipe.optimizer.model_dump(exclude_unset=True) | {"name": "adamw8bit"}
             yield "with 8-bit moments", ["optimizer.name=adamw8bit"], {"optimizer": values}
-        for method in ("lora", "qlora"):
+        for method in ("lora", *(base.method for base in base_formats())):
             flags = [f"adapter.method={method}", "adapter.r=16", "adapter.alpha=32"]
             yield "an adapter instead of all weights", flags, {"adapter": {"method": method, "r": 16, "alpha": 32.0}}
-    elif adapter.method == "lora" and asked.stored is None:
-        values = adapter.model_dump(exclude_unset=True) | {"method": "qlora"}
-        yield "the adapter on a 4-bit base", ["adapter.method=qlora"], {"adapter": values}
+    elif adapter.method == "lora" and asked.base is None:
+        for base in base_formats():
+            values = adapter.model_dump(exclude_unset=True) | {"method": base.method}
+            yield "the adapter on a 4-bit base", [f"adapter.method={base.method}"], {"adapter": values}
 
 
 _ORDER = ("loss", "micro", "checkpointing", "away", "strategy", "mesh", "sync", "kept", "whole", "offload")

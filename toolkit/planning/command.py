@@ -20,7 +20,6 @@ from toolkit.planning.options import PlanOptions, Request
 from toolkit.planning.starting import Start, check_sizes, starting
 from toolkit.planning.unneeded import without
 from toolkit.recipe.preflight import check_known
-from toolkit.recipe.quantisable import no_quantiser
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.yaml_text import dump
@@ -151,7 +150,7 @@ def _plan(request: PlanOptions, kept: Callable[[], None]) -> Planned:
     if request.calibrate:
         from toolkit.planning.calibrate import calibrated
 
-        if asked.base_storage is not None and (reason := no_quantiser(asked.stored)) is not None:
+        if asked.base is not None and (reason := asked.base.why_not_here(asked.stored, asked.device)) is not None:
             raise InputError(f"{asked.source}: {reason}; `toolkit plan` without --calibrate does not need it")
         log = Path("runs/plan") / f"{Path(source).stem}.log"
         print(f"calibrating: running a few steps of this model under each strategy; output of the ranks: {log}",

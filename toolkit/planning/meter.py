@@ -8,14 +8,12 @@ up only those are read, and a causal flash kernel skips the half of the scores t
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from toolkit.model import nf4
 from toolkit.model.operators import operator_name
 from toolkit.planning.work import NUMBERS, Attention, Work
 
@@ -45,23 +43,6 @@ def kernel(*tensors: torch.Tensor, more: float = 0) -> None:
     trace."""
     for counted in _moved[-1:]:
         counted(more + sum(map(_size, tensors)))
-
-
-@contextlib.contextmanager
-def counted_unpacking() -> Iterator[None]:
-    """Inside, unpacking a 4-bit weight counts as the kernel that it is: half a byte read and an element written."""
-    own = nf4.Sizes.dequantised
-
-    def dequantised(self: nf4.Sizes) -> torch.Tensor:
-        made = own(self)
-        kernel(made, more=self.elements / 2)
-        return made
-
-    nf4.Sizes.dequantised = dequantised  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nf4.Sizes.dequantised = own  # type: ignore[method-assign]
 
 
 class Meter:

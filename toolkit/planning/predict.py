@@ -42,12 +42,7 @@ class Model:
         from toolkit.planning.skeleton import build, build_as_is
 
         if self.loop.model is None:
-            if self.loop.double_quant:
-                return build(self.resolved)
-            from toolkit.planning.loops.bare import one_level
-
-            with one_level():
-                return build(self.resolved)
+            return build(self.resolved, self.loop.double_quant)
         trained = self.loop.trained(self.resolved)
         return build_as_is(trained, self.loop.model(trained))
 

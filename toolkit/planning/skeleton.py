@@ -19,7 +19,7 @@ from toolkit.model.checkpointing import find_blocks
 from toolkit.model.experts import divide_experts
 from toolkit.model.freezing import freeze_matching
 from toolkit.model.load import switch_off_cache
-from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
+from toolkit.model.packed_layers import packed_layers
 from toolkit.model.tensor import Division, split_layers
 from toolkit.model.unreached import freeze, unreached
 from toolkit.optim.groups import decayed_names, group_of, hidden_matrices
@@ -62,19 +62,20 @@ def build_as_is(resolved: Resolved, model: nn.Module) -> Skeleton:
     blocks = [(f"{name}.{at}", block) for name, modules in lists for at, block in enumerate(modules)]
     kept, order = choose_blocks(model, blocks)
     cut_blocks(model, blocks, kept)
-    if resolved.base_storage is not None:
+    if resolved.base is not None:
         linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-        quantise_base(model, linears, resolved, sizes_only=True)
+        resolved.base.size(model, linears, resolved)
     model.train()
     short = [(name, module) for name, module in model.named_modules() if name.rpartition(".")[0] in dict(lists)]
     return Skeleton(model.config, _count(model, short, order, 0, resolved, {}), model, short, resolved)
 
 
-def build(resolved: Resolved) -> Skeleton:
+def build(resolved: Resolved, double_quant: bool = True) -> Skeleton:
     """Create the skeleton of a recipe's model: float32 weights on the meta device, 4-bit ones in their packed dtype.
 
-    Only the config is loaded. Raises InputError if the config is not available or no model can be built from it without
-    code of its own, and if the model has none of the blocks, the adapter's target modules, or what an option changes.
+    Only the config is loaded. ``double_quant``: whether statistics of 4-bit weights are quantised too. Raises
+    InputError if the config is not available or no model can be built from it without code of its own, and if the model
+    has none of the blocks, the adapter's target modules, or what an option changes.
     """
     model = _meta_model(resolved)
     adapter = resolved.recipe.adapter
@@ -82,7 +83,7 @@ def build(resolved: Resolved) -> Skeleton:
     own = {id(buffer) for buffer in model.buffers()}
     frozen = resolved.recipe.model.freeze
     whole = adapter is not None and (_differs_by_layer(adapter) or bool(frozen))
-    linears = {} if resolved.base_storage is None else base_linears(model, resolved)
+    linears = {} if resolved.base is None else resolved.base.linears(model, resolved)
     for linear in linears.values():
         vars(linear)["in_4_bits"] = True  # blocks that differ in it are of different kinds
     if whole:
@@ -96,8 +97,8 @@ def build(resolved: Resolved) -> Skeleton:
     prepare_options(model, resolved, before_adapters=True, traced=True)
     if adapter is not None and not whole:
         model = _adapted(model, resolved)
-    if linears:
-        quantise_base(model, linears, resolved, sizes_only=True)
+    if linears and resolved.base is not None:
+        resolved.base.size(model, linears, resolved, double_quant)
     divided: Mapping[str, Division] = {}
     if resolved.mesh.tensor > 1:
         divided = split_layers(model, acted_ranks(resolved.mesh.tensor), resolved.source)
@@ -256,7 +257,7 @@ def _count(
         )
         for key, p in model.named_parameters()
     }
-    for key, layer in nf4_layers(model).items():
+    for key, layer in packed_layers(model).items():
         shape, packed = (layer.out_features, layer.in_features), layer.weight
         everything[f"{key}.weight"] = Weight(
             f"{key}.weight",

@@ -22,7 +22,6 @@ from toolkit.model.head_loss import multiplied_by
 from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
 from toolkit.planning.autocast import ActedAutocast, NotActedOut, autocast_of_any_device
 from toolkit.planning.head import acted_head
-from toolkit.planning.meter import counted_unpacking
 from toolkit.planning.parts import acted_parts, counting_sums
 from toolkit.planning.segment_tracer import Counter, SegmentTracer
 from toolkit.planning.segments import OUTSIDE, Shape, Traced
@@ -95,7 +94,6 @@ def _run(
         contextlib.nullcontext() if shape.images is None else Values(),
         Counter(recorder.owner, acted) as live,
         live.meter,
-        counted_unpacking(),
     ):
         live.born_before([*model.parameters(), *model.buffers()])
         recorder.begin(live)

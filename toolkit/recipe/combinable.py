@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from toolkit.base_formats import asked_base
 from toolkit.errors import InputError
 from toolkit.recipe.compilable import why_not_compilable
 from toolkit.recipe.contextable import why_not_divisible
@@ -11,7 +12,7 @@ from toolkit.recipe.expertable import why_no_experts
 from toolkit.recipe.fusable import why_not_fusable
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.packable import why_not_packable
-from toolkit.recipe.quantisable import stored_base, why_not_on_packed, why_not_quantisable, why_not_trainable
+from toolkit.recipe.quantisable import why_not_trainable
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.splittable import why_not_splittable
 from toolkit.recipe.stageable import why_not_stageable
@@ -41,8 +42,9 @@ def check_combination(
     check(one for one in active if one.option.key == ATTENTION)  # what follows depends on the attention
     if recipe.loss == "fused" and (reason := why_not_fusable(recipe, facts)):
         raise InputError(f"{source}: loss: fused {reason}; or set loss: plain")
-    if recipe.adapter is not None and recipe.adapter.method == "qlora" and (reason := why_not_quantisable(facts)):
-        raise InputError(f"{source}: adapter.method: qlora {reason}; use lora")
+    base, stored = asked_base(recipe, facts)
+    if base is not None and (reason := base.why_not(stored, recipe, facts, blocks, device)):
+        raise InputError(f"{source}: {base.key}: {reason}")
     if recipe.compile and (reason := why_not_compilable(recipe, blocks, traits)):
         raise InputError(f"{source}: compile: {reason}; or set compile: false")
     mesh = recipe.strategy.mesh
@@ -61,8 +63,7 @@ def check_combination(
     check(one for one in active if one.option.key != ATTENTION)
     if reason := why_not_trainable(facts):
         raise InputError(f"{source}: model.{'path' if recipe.model.path else 'config'}: {reason}")
-    stored = stored_base(facts)
-    if stored is not None and (reason := why_not_on_packed(recipe.adapter, recipe.model.path is not None)):
+    if base is not None and stored is not None and (reason := base.why_not_stored(recipe)):
         raise InputError(f"{source}: {reason}")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from typing import Any
 
+from toolkit.base_formats import BaseFormat, asked_base
 from toolkit.errors import InputError
 from toolkit.machine import cuda_device_count
 from toolkit.optimizers import optimizer_kind
@@ -16,7 +18,6 @@ from toolkit.recipe.mesh import Mesh, reasons
 from toolkit.recipe.model_blocks import block_classes
 from toolkit.recipe.model_facts import ModelFacts, model_facts, supports_sdpa
 from toolkit.recipe.needs import cpus_per_node, why_no_tokenizer
-from toolkit.recipe.quantisable import StoredBase, stored_base
 from toolkit.recipe.rates import rate_factor, why_no_wsd, why_rate
 from toolkit.recipe.resolve import PRECISIONS, Decisions, Precision, Resolved
 from toolkit.recipe.schema import Batch, Recipe
@@ -54,7 +55,7 @@ def resolve_values(
     device = device or _device(recipe, decide)
     blocks = _blocks(recipe, facts, decide)
     check_combination(recipe, facts, traits, device, blocks, source)
-    stored = stored_base(facts)
+    base, stored = asked_base(recipe, facts)
     _options(recipe, facts, blocks, decide)
     clip = recipe.optimizer.max_grad_norm or 0.0
     decide("max_grad_norm", clip, "written to every file: engines otherwise clip at their default, 1.0")
@@ -78,7 +79,8 @@ def resolve_values(
         blocks=blocks,
         warmup_steps=_warmup(recipe, decide),
         loss_kernel=_loss_kernel(recipe, device, decide),
-        base_storage=_base_storage(recipe, stored, precision, traits, decide),
+        base=base,
+        base_storage=None if base is None else _base_storage(recipe, base, stored, precision, traits, decide),
         stored=stored,
     )
 
@@ -228,20 +230,18 @@ def _loss_kernel(recipe: Recipe, device: str, decide: Decisions) -> str:
 
 
 def _base_storage(
-    recipe: Recipe, stored: StoredBase | None, precision: Precision, traits: Traits, decide: Decisions
-) -> str | None:
+    recipe: Recipe, base: BaseFormat, stored: Any, precision: Precision, traits: Traits, decide: Decisions
+) -> str:
     if stored is not None:
         where = "the packed values of model.path" if recipe.model.path else "model.config's quantization_config"
         decide("adapter.base", str(stored), f"{where}; not in training_args.json: from_pretrained reads it")
-    elif recipe.adapter is None or recipe.adapter.method != "qlora":
-        return None
-    else:
-        decide("adapter.base", "nf4, doubly quantised", "not in training_args.json: use BitsAndBytesConfig")
+    elif (decision := base.decision(None)) is not None:
+        decide("adapter.base", *decision)
     if "weights" in traits.shards:
         # FSDP flattens, or casts to the compute dtype, all that shares a unit.
         why = f"{recipe.strategy.name} shards it together with the other frozen weights, which need one dtype"
-        return decide("adapter.base_storage", precision.frozen, why)
-    return decide("adapter.base_storage", "uint8", "two weights per byte")
+        return str(decide("adapter.base_storage", precision.frozen, why))
+    return str(decide("adapter.base_storage", "uint8", "two weights per byte"))
 
 
 def _blocks(recipe: Recipe, facts: ModelFacts, decide: Decisions) -> tuple[str, ...]:

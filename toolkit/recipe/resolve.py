@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from toolkit.base_formats import BaseFormat
 from toolkit.recipe.mesh import Mesh, RowPart
 from toolkit.recipe.model_facts import ModelFacts
-from toolkit.recipe.quantisable import StoredBase
 from toolkit.recipe.rates import rate_factor
 from toolkit.recipe.schema import PrecisionName, Recipe
 from toolkit.recipe.traits import Traits
@@ -108,10 +108,12 @@ class Resolved:
     loss_kernel: str = "plain"
     """Implementation of ``loss: fused``: «chunked», the toolkit's own, or «liger»; «plain» otherwise."""
 
+    base: BaseFormat | None = None
+    """The format that the base's linear weights are packed in; None: they are plain."""
     base_storage: str | None = None
-    """A base in 4 bits: the dtype whose elements its weights are packed in; None without."""
-    stored: StoredBase | None = None
-    """How the model's files pack their weights in 4 bits already; None where they do not."""
+    """Of a packed base the dtype whose elements its weights are packed in; None without."""
+    stored: Any = None
+    """How the model's files pack their weights in ``base`` already; None where they do not."""
 
     @property
     def state_ranks(self) -> int:

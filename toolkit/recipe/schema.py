@@ -147,7 +147,7 @@ class Tokenizer(Section):
 
 
 class Adapter(Section):
-    method: Annotated[str, AfterValidator(known_method)] = Field(
+    method: Annotated[str, AfterValidator(known_method), in_room("nf4", on="qlora")] = Field(
         "lora",
         description="PEFT method: how-to/choose-a-peft-method.md compares them (qlora: lora with the linear weights of "
         "the base in 4 bits)",

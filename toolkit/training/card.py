@@ -16,7 +16,6 @@ from toolkit.tasks import task_of
 def model_card(kind: str, recipe: Recipe, resolved: Resolved, manifest: dict[str, Any], run: Path) -> str:
     """README.md in the hub's format. ``recipe``: as it was trained; ``resolved``: the same for one process. ``run``:
     the run folder with the metrics and a `toolkit verify` result."""
-    stored = resolved.stored
     path = recipe.model.path
     base = _public(path) if path is not None else f"random {(recipe.model.config or {})['model_type']}"
     head: dict[str, Any] = {"library_name": "peft" if kind == "adapter" else "transformers"}
@@ -26,10 +25,9 @@ def model_card(kind: str, recipe: Recipe, resolved: Resolved, manifest: dict[str
     adapter = recipe.adapter
     everything = "full" if recipe.model.freeze else "full (all weights)"
     trained = everything if adapter is None else _settings(adapter)
-    if resolved.base_storage is not None:
-        double = "double quantisation, " if stored is None or stored.nested else ""
-        files = "" if stored is None else "as in its files: "
-        trained += f"; base model's linear weights in 4 bits ({files}NF4, {double}blocks of 64)"
+    if resolved.base is not None:
+        files = "" if resolved.stored is None else "as in its files: "
+        trained += f"; base model's linear weights in 4 bits ({files}{resolved.base.card(resolved.stored)})"
     if recipe.model.freeze:
         trained += f"; frozen: names that match {', '.join(map(repr, recipe.model.freeze))}"
     rows = {

@@ -25,7 +25,7 @@ from toolkit.errors import InputError, RunFailed, first_line
 from toolkit.launch.host_memory import available_bytes
 from toolkit.model.load import bare_model, build_config, load_base, switch_off_cache
 from toolkit.model.new_tokens import new_tokens
-from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
+from toolkit.model.packed_layers import packed_weights
 from toolkit.model.silence import peft_asks
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
@@ -142,8 +142,8 @@ def exported_adapter(resolved: Resolved, folder: Path, base: Any, linears: dict[
 
     with peft_asks():
         adapted = PeftModel.from_pretrained(base, str(folder)).eval()
-    if linears:
-        quantise_base(adapted, linears, resolved)
+    if linears and resolved.base is not None:
+        resolved.base.pack(adapted, linears, resolved)
     return adapted
 
 
@@ -156,9 +156,9 @@ def _exported(job: Job, kind: str, processor: Any) -> Any:
     options: dict[str, Any] = {"attn_implementation": spec.attention, "trust_remote_code": spec.trust_remote_code}
     if kind != "adapter":
         return auto.from_pretrained(str(job.writing), dtype=torch.float32, **options).eval()
-    if spec.path is None or resolved.base_storage is not None:  # nothing to load; packed as in training
+    if spec.path is None or resolved.base is not None:  # nothing to load; packed as in training
         base: Any = load_base(resolved, job.pad_token_id)
-        linears = {} if resolved.base_storage is None else base_linears(base, resolved)
+        linears = {} if resolved.base is None else resolved.base.linears(base, resolved)
         return _unrounded(exported_adapter(resolved, job.writing, base, linears), job.writing)
     frozen = getattr(torch, resolved.precision.frozen)
     config = build_config(resolved, job.pad_token_id)
@@ -270,7 +270,7 @@ def _logits(model: nn.Module, tensors: Tensors) -> torch.Tensor:
 
 
 def _in_float32(model: nn.Module) -> None:
-    packed = {id(layer.weight) for layer in nf4_layers(model).values()}  # bits, whatever their dtype's name
+    packed = packed_weights(model)
     half = (torch.float16, torch.bfloat16)
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -293,7 +293,7 @@ def _perturb(model: nn.Module, names: Iterable[str] | None, dtype: torch.dtype) 
     """Move weights by half an epsilon of ``dtype``, up or down at random, in place: of ``names``, or all."""
     draw, modules = torch.Generator().manual_seed(0), dict(model.named_modules())
     chosen = [model] if names is None else [modules[name] for name in names if name in modules]
-    packed = {id(layer.weight) for layer in nf4_layers(model).values()}
+    packed = packed_weights(model)
     moved: set[int] = set()
     for parameter in (p for module in chosen for p in module.parameters()):
         if id(parameter) in moved | packed or not parameter.is_floating_point():

@@ -11,14 +11,14 @@ from torch import nn
 
 from toolkit.errors import InputError
 from toolkit.model.load import cast_parameters
-from toolkit.model.nf4 import dequantise_base
+from toolkit.model.packed_layers import unpack_layers
 
 
 @torch.no_grad()
 def merge_whole(adapted: Any, dtype: torch.dtype | None) -> nn.Module:
     """The base with the adapter folded in, in ``dtype``, or as it is; ``adapted`` is used up. A base in 4 bits has
     plain weights afterwards, of the values that were trained on. Raises InputError where PEFT cannot merge."""
-    dequantise_base(adapted)
+    unpack_layers(adapted)
     for module in adapted.modules():
         if dtype is not None and hasattr(module, "base_layer"):
             for parameter in module.get_base_layer().parameters(recurse=False):

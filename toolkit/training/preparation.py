@@ -21,7 +21,6 @@ from toolkit.model.freezing import freeze_matching
 from toolkit.model.head_loss import fuse_head
 from toolkit.model.load import cast_inputs, load_base, set_dtypes
 from toolkit.model.new_tokens import check_trained
-from toolkit.model.nf4 import base_linears, quantise_base
 from toolkit.model.sources import NotByPart
 from toolkit.model.unreached import freeze, reach
 from toolkit.optim.groups import check_groups, decayed_names, hidden_matrices
@@ -76,7 +75,7 @@ def _prepared(
 
 def _check_by_part(resolved: Resolved) -> None:
     """Raise NotByPart where a rank cannot read its part of the weights after the model is built."""
-    if resolved.base_storage is not None:
+    if resolved.base is not None:
         raise NotByPart("its weights are packed in 4 bits at the start")
     if added_tokens(resolved.recipe):
         raise NotByPart("its embeddings get rows for new tokens")
@@ -114,8 +113,8 @@ def replace_modules(work: Work) -> None:
 
 def find_base_linears(work: Work) -> None:
     """Before adapters, whose own linear layers stay as they are, and which rename the model's."""
-    if work.resolved.base_storage is not None:
-        work.linears = base_linears(work.model, work.resolved)
+    if (base := work.resolved.base) is not None:
+        work.linears = base.linears(work.model, work.resolved)
         work.prepared.bases = {name: linear.weight.numel() for name, linear in work.linears.items()}
 
 
@@ -140,8 +139,8 @@ def find_unreached(work: Work) -> None:
 
 def pack_base(work: Work) -> None:
     """After adapters, some of which begin with values computed from the base's; before dtypes, which round them."""
-    if work.resolved.base_storage is not None:
-        quantise_base(work.model, work.linears, work.resolved, work.together)
+    if (base := work.resolved.base) is not None:
+        base.pack(work.model, work.linears, work.resolved, work.together)
     work.linears = {}  # they hold the unpacked weights
 
 

@@ -14,7 +14,7 @@ from toolkit.model.checkpointing import find_blocks
 from toolkit.model.context import divide_rows
 from toolkit.model.experts import divide_experts, own_expert_ranks
 from toolkit.model.freezing import Frozen
-from toolkit.model.nf4 import weight_count
+from toolkit.model.packed_layers import weight_count
 from toolkit.model.processor import load_processor, pad_token_of
 from toolkit.model.sources import fill_model
 from toolkit.model.stages import cut
@@ -29,7 +29,6 @@ from toolkit.strategies.engines.claims import Claim, NotActive
 from toolkit.strategies.engines.connect import make_accelerator
 from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.process_group import allow_hours
-from toolkit.strategies.engines.quantised import base_claims
 from toolkit.training.group_norms import GroupNorms
 from toolkit.training.preparation import prepare_model
 from toolkit.training.shadow import ShadowWeights
@@ -125,8 +124,8 @@ def engage(
     divide(prepared)
     engine = strategy_of(resolved).engine_for(resolved)(prepared, accelerator)
     claims = engine.evidence()
-    if resolved.base_storage is not None:
-        claims += base_claims(engine.model, prepared.bases, resolved, engine.device, prepared.blocks)
+    if resolved.base is not None:
+        claims += resolved.base.claims(engine.model, prepared.bases, resolved, engine.device, prepared.blocks)
     for option, _ in asked_options(resolved.recipe):
         claims += option.evidence(engine.model, prepared.options[option.name])
     failed = [claim for claim in claims if not claim.ok]

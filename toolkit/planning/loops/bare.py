@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from toolkit.model import nf4
-
 
 @contextlib.contextmanager
 def held_outputs(model: nn.Module) -> Iterator[None]:
@@ -27,18 +25,3 @@ def held_outputs(model: nn.Module) -> Iterator[None]:
 def both(first: Any, second: Any) -> Iterator[None]:
     with first, second:
         yield
-
-
-@contextlib.contextmanager
-def one_level() -> Iterator[None]:
-    """4-bit weights without double quantisation (``bnb_4bit_use_double_quant=False``): float32 statistics."""
-    own = nf4.sized_nf4
-
-    def sized(weight: Any, storage: Any, nested: bool = True) -> Any:
-        return own(weight, storage, nested=False)
-
-    nf4.sized_nf4 = sized
-    try:
-        yield
-    finally:
-        nf4.sized_nf4 = own

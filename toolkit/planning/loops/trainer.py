@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from toolkit.model.loss_terms import LossTerms
-from toolkit.model.nf4 import Nf4Linear
+from toolkit.model.packed_layers import PackedLayer
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 def linear4bit(model: nn.Module) -> Iterator[None]:
     """bitsandbytes 0.43 to 0.50, nn/modules.py, ``Linear4bit.forward``: the output has the dtype of the input, also
     where that is not the one computed in (``bnb_4bit_compute_dtype``, as the weights are unpacked in)."""
-    own = Nf4Linear.forward
+    own = PackedLayer.forward
 
-    def forward(self: Nf4Linear, input: torch.Tensor) -> torch.Tensor:
+    def forward(self: PackedLayer, input: torch.Tensor) -> torch.Tensor:
         return own(self, input.to(self.statistics.dtype)).to(input.dtype)
 
-    Nf4Linear.forward = forward  # type: ignore[method-assign]
+    PackedLayer.forward = forward  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Nf4Linear.forward = own  # type: ignore[method-assign]
+        PackedLayer.forward = own  # type: ignore[method-assign]
 
 
 def trainer_loss(

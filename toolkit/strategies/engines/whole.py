@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError
-from toolkit.model.nf4 import nf4_layers
+from toolkit.model.packed_layers import packed_weights
 from toolkit.model.sources import fill, set_values, source_of
 from toolkit.recipe.resolve import Resolved
 from toolkit.rooms import asked_whole, check_whole
@@ -38,7 +38,7 @@ def load_whole(parameters: Mapping[str, nn.Parameter], prepared: Prepared, devic
     """Move these weights to ``device``, in the dtype that a strategy would gather them in; read those that have a
     source."""
     precision = prepared.resolved.precision
-    packed = {id(layer.weight) for layer in nf4_layers(prepared.model).values()}  # bits, whatever their dtype's name
+    packed = packed_weights(prepared.model)
     for parameter in parameters.values():
         cast = precision.mixed and parameter.is_floating_point() and id(parameter) not in packed
         dtype = getattr(torch, precision.compute) if cast else parameter.dtype

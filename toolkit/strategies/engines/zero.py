@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from toolkit.errors import InputError
-from toolkit.model.nf4 import nf4_layers
+from toolkit.model.packed_layers import packed_weights
 from toolkit.model.sources import Cast, Source, fill, set_values, source_of, sources
 from toolkit.model.unreached import leaves_of
 from toolkit.optim.placed import Place
@@ -284,7 +284,7 @@ def _split(model: nn.Module, resolved: Resolved, device: torch.device) -> None:
     import deepspeed
 
     dtype = getattr(torch, resolved.precision.compute)
-    packed = {id(layer.weight) for layer in nf4_layers(model).values()}  # bits, whatever their dtype's name
+    packed = packed_weights(model)
     for parameter in model.parameters():
         if parameter.is_floating_point() and id(parameter) not in packed:
             parameter.data = parameter.data.to(dtype)

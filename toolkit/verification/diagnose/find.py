@@ -73,8 +73,6 @@ def _claims_of(option: Option) -> tuple[str, ...]:
 
 _CLAIMS = {
     "block-inputs": "block-inputs-cast",
-    "nf4-weights": "base-not-quantised",
-    "nf4-bits": "base-not-quantised",
     "strategy": "strategy-not-active",
     "model-wrapped": "strategy-not-active",
     "engine": "strategy-not-active",

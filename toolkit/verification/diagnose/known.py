@@ -30,7 +30,6 @@ _EVIDENCE = {
         "inputs of blocks are cast to the compute dtype", MISSING,
         "torch 2.13.0, FSDP: cast_forward_inputs, True by default in FSDP2",
     ),
-    "base-not-quantised": Known("the base weights are not in 4 bits", MISSING),
     "strategy-not-active": Known(
         "the strategy is not active", MISSING, "accelerate 1.15.0 on a machine without a GPU runs DDP instead",
     ),

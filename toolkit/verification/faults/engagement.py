@@ -13,7 +13,7 @@ from toolkit.verification.faults.base import (
     Fault,
     Patch,
 )
-from toolkit.verification.faults.helpers import LORA, QLORA, patch_engines, replace_engine
+from toolkit.verification.faults.helpers import LORA, patch_engines, replace_engine
 
 
 class AdapterDtype(Fault):
@@ -72,21 +72,6 @@ class BaseUnfrozen(Fault):
             base.requires_grad_(True)
             self.reached()
             return model
-
-
-class BaseUnquantised(Fault):
-    id = "base-unquantised"
-    title = "the base of QLoRA stays in 16 bits"
-    stages = ("engagement",)
-    diagnoses = ("base-not-quantised",)
-    needs: ClassVar = {"adapter": QLORA}
-
-    def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import preparation
-
-        @self.breaking(patch, preparation, "quantise_base")
-        def quantise(right: Any, *args: Any) -> None:
-            pass
 
 
 class CheckpointingOff(Fault):

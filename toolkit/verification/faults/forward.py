@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from toolkit.verification.faults.base import DISTRIBUTED, NOT_BROADCAST, Fault, Patch
-from toolkit.verification.faults.helpers import DROPPING, LORA, QLORA
+from toolkit.verification.faults.helpers import DROPPING, LORA
 
 
 class AdapterInit(Fault):
@@ -29,27 +29,6 @@ class AdapterInit(Fault):
                     nn.init.normal_(matrix, std=0.02)
                     self.reached()
             return model
-
-
-class BaseStatistics(Fault):
-    id = "base-statistics"
-    title = "4-bit weights are unpacked with other statistics than they were packed with"
-    reference = "bitsandbytes 0.50.2 on a CPU with AVX-512, rows that are no multiple of 64 long"
-    stages = ("forward",)
-    diagnoses = ("base-unpacked-wrong",)
-    needs: ClassVar = {"adapter": QLORA}
-
-    def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import preparation
-
-        @patch.replacing(preparation, "quantise_base")
-        def quantise(right: Any, model: Any, *rest: Any) -> None:
-            from toolkit.model.nf4 import nf4_layers
-
-            right(model, *rest)
-            for layer in nf4_layers(model).values():
-                layer.statistics.absmax = layer.statistics.absmax.roll(1)
-                self.reached()
 
 
 class DropoutShared(Fault):

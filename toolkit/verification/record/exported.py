@@ -11,7 +11,6 @@ import torch
 
 from toolkit.errors import InputError
 from toolkit.model.load import input_weight, load_base
-from toolkit.model.nf4 import base_linears
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
@@ -46,7 +45,7 @@ def exported_answers(resolved: Resolved, checkpoint: Path, samples: RaggedSample
         return answers
     export._write(trained, recipe, folder / "adapter", merged=False)
     fresh = load_base(alone, samples.pad_id)
-    linears = {} if resolved.base_storage is None else base_linears(fresh, resolved)
+    linears = {} if resolved.base is None else resolved.base.linears(fresh, resolved)
     adapted = exported_adapter(resolved, folder / "adapter", fresh, linears)
     answers["exported"] = adapted(**inputs).logits
     if not METHODS[recipe.adapter.method].merges:

@@ -21,7 +21,7 @@ from toolkit.errors import RunFailed
 from toolkit.model.checkpointing import recomputed_calls, stores_of
 from toolkit.model.compiling import compilation
 from toolkit.model.head_loss import fused_calls
-from toolkit.model.nf4 import nf4_layers
+from toolkit.model.packed_layers import packed_weights
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.resolve import Resolved
 from toolkit.rooms import asked_options
@@ -169,7 +169,7 @@ def _tied(session: Session) -> list[list[str]]:
 
 def _parameter_dtypes(session: Session) -> dict[str, list[str]]:
     model = session.engine.model
-    packed = {id(layer.weight) for layer in nf4_layers(model).values()}  # proven by bits, not by a dtype's name
+    packed = packed_weights(model)  # proven by bits, not by a dtype's name
     # What no output depends on keeps the dtype of what trains.
     idle = tuple(session.unreached) or ("\0",)
     frozen = {

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from toolkit.model.nf4 import BLOCK, NESTED, nf4_layers
+from toolkit.model.packed_layers import packed_layers
+from toolkit.options.nf4.pack import BLOCK, NESTED
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.claims import Claim
 
@@ -26,7 +27,7 @@ def base_claims(
     Every rank calls it. What every rank has whole of the model's ``blocks`` counts as if they divided it."""
     whole = {id(module) for _, block in blocks[: resolved.whole_blocks] for module in block.modules()}
     nested = resolved.stored is None or resolved.stored.nested
-    layers = {name: layer for name, layer in nf4_layers(model).items() if _right(layer.statistics, nested)}
+    layers = {name: layer for name, layer in packed_layers(model).items() if _right(layer.statistics, nested)}
     elements = sum(bases.values())
     spread = "weights" in resolved.traits.shards
     stored = torch.tensor(

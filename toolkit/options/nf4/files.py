@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError
-from toolkit.model.nf4_pack import BLOCK, NESTED, packed_nf4
+from toolkit.options.nf4.pack import BLOCK, NESTED, packed_nf4
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
 from toolkit.upstream.transformers import drop_conversions, not_quantised
@@ -24,7 +24,7 @@ Packed = tuple[torch.Tensor, Any]
 """Two weights per byte, flat, and bitsandbytes' QuantState of as many weights in one row."""
 
 
-class PackedLinear(nn.Linear):
+class StoredLinear(nn.Linear):
     """A frozen linear layer of which there is the packed weight (``packed``). ``weight``: NaN, of the dtype that it
     would have if it were not packed; shape (out_features, in_features)."""
 
@@ -39,20 +39,25 @@ class PackedLinear(nn.Linear):
 
 def packed_weight(linear: nn.Module) -> Packed | None:
     """The packed weight of a layer that has one, and its statistics."""
-    return linear.packed if isinstance(linear, PackedLinear) else None
+    return linear.packed if isinstance(linear, StoredLinear) else None
 
 
 def stored_weight(linear: nn.Module, storage: torch.dtype) -> Packed:
     """The same in elements of ``storage``, shape (elements, 1), as ``packed_nf4`` gives it."""
-    assert isinstance(linear, PackedLinear)
+    assert isinstance(linear, StoredLinear)
     packed, statistics = linear.packed
     short = -packed.numel() % storage.itemsize
     whole = torch.cat([packed, packed.new_zeros(short)]) if short else packed.clone()
     return whole.view(storage).view(-1, 1), statistics
 
 
+def take(model: Any, resolved: Resolved, dtype: torch.dtype) -> None:
+    """Have a model hold what its files have packed, or would have packed where it has random weights."""
+    take_packed(model, resolved, dtype) if resolved.recipe.model.path is not None else pack_drawn(model, resolved)
+
+
 def take_packed(model: Any, resolved: Resolved, dtype: torch.dtype) -> None:
-    """Replace bitsandbytes' 4-bit layers of a model, which transformers has read, in place: by ``PackedLinear``, or
+    """Replace bitsandbytes' 4-bit layers of a model, which transformers has read, in place: by ``StoredLinear``, or
     by plain layers with the dequantised weight where they are to be trained whole (``adapter.modules_to_save``) or are
     the head. Raises InputError for a format other than the one that ``quantization_config`` names."""
     from bitsandbytes.functional import dequantize_4bit
@@ -62,7 +67,7 @@ def take_packed(model: Any, resolved: Resolved, dtype: torch.dtype) -> None:
         if not isinstance(layer, Linear4bit):
             continue
         packed = _checked(layer, name, resolved, dtype)
-        linear = PackedLinear(layer, packed, dtype)
+        linear = StoredLinear(layer, packed, dtype)
         if _stays_plain(model, name, layer, resolved):
             values: torch.Tensor = dequantize_4bit(packed[0].view(-1, 1), packed[1])
             linear.weight = nn.Parameter(values.view(linear.weight.shape).to(dtype), requires_grad=False)
@@ -91,9 +96,13 @@ def without_marks(config: Any) -> None:
         vars(config).pop(mark, None)
 
 
-def leave_heads(config: Any, resolved: Resolved) -> None:
+def configure(config: Any, resolved: Resolved) -> None:
     """Have transformers leave out the task's own heads, in place: a base that names what it leaves out does not name
-    those that it does not have, and they would be packed with no weight to pack."""
+    those that it does not have, and they would be packed with no weight to pack. A model with random weights is drawn
+    as if it were plain."""
+    if resolved.recipe.model.path is None:
+        without_marks(config)
+        return
     found = getattr(config, "quantization_config", None)
     if isinstance(found, dict) and found.get("llm_int8_skip_modules") is not None:
         found["llm_int8_skip_modules"] = [*found["llm_int8_skip_modules"], *task_of(resolved.recipe.model.task).heads]
@@ -105,7 +114,7 @@ def pack_drawn(model: Any, resolved: Resolved) -> None:
     for name, linear in packed_linears(model, resolved).items():
         weight = linear.weight.detach()
         packed, statistics = packed_nf4(weight, torch.uint8, resolved.stored.nested)
-        model.set_submodule(name, PackedLinear(linear, (packed.flatten(), statistics), weight.dtype))
+        model.set_submodule(name, StoredLinear(linear, (packed.flatten(), statistics), weight.dtype))
 
 
 def packed_linears(model: Any, resolved: Resolved) -> dict[str, nn.Linear]:
@@ -116,7 +125,7 @@ def packed_linears(model: Any, resolved: Resolved) -> dict[str, nn.Linear]:
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     assert resolved.stored is not None
-    there = {name: module for name, module in model.named_modules() if isinstance(module, PackedLinear)}
+    there = {name: module for name, module in model.named_modules() if isinstance(module, StoredLinear)}
     if there:
         return dict(there)
     named = resolved.stored.left_out
@@ -161,5 +170,5 @@ def _checked(layer: Any, name: str, resolved: Resolved, dtype: torch.dtype) -> P
     if not torch.equal(state.code.cpu(), get_4bit_type("nf4", device="cpu")):
         raise InputError(f"{where}: weight.quant_map of its packed weight is not NF4's")
     state.dtype = dtype
-    state.shape = torch.Size([1, layer.out_features * layer.in_features])  # as in nf4_pack.py
+    state.shape = torch.Size([1, layer.out_features * layer.in_features])  # as in pack.py
     return layer.weight.data.flatten().view(torch.uint8), state

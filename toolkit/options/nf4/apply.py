@@ -1,75 +1,33 @@
 """QLoRA's base (arXiv:2305.14314): frozen linear weights in 4 bits, dequantised to 16 or 32 bits for each product.
 
 bitsandbytes quantises and dequantises; a model whose files have them in 4 bits already is not quantised again, see
-``packed_base.py``. The packed weight is an ordinary parameter, so every strategy shards it like any
-other; its statistics (a byte per 64 weights, a float32 per 16,384) are whole on every device.
+``files.py``. Statistics are a byte per 64 weights and a float32 per 16,384.
 """
 
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from toolkit.errors import InputError
-from toolkit.model.nf4_pack import BLOCK, NESTED, packed_nf4
-from toolkit.model.nf4_shared import can_share, packed_by_all
-from toolkit.model.packed_base import packed_linears, packed_weight, stored_weight
-from toolkit.recipe.quantisable import no_quantiser
+from toolkit.model.packed_layers import PackedLayer
+from toolkit.options.nf4.files import packed_linears, packed_weight, stored_weight
+from toolkit.options.nf4.pack import BLOCK, NESTED, can_share, packed_by_all, packed_nf4
+from toolkit.options.nf4.spec import no_quantiser
 from toolkit.recipe.resolve import Resolved
 from toolkit.upstream.transformers import not_quantised
 
-# On a CPU 0.50.2 says, whenever it is imported (PEFT does, for every adapter), that an optional kernel is not there.
-logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
-
-class Nf4Linear(nn.Linear):
-    """A frozen linear layer whose weight is NF4 with double quantisation.
-
-    Input (..., in_features) to output (..., out_features), in autocast's dtype if it is on, else in the input's.
-    ``weight``: two weights per byte in elements of ``storage``, shape (elements, 1). ``statistics``: bitsandbytes'
-    QuantState, or Sizes. ``packed``: both, if they exist already.
-    """
-
-    def __init__(
-        self,
-        linear: nn.Linear,
-        storage: torch.dtype,
-        packed: tuple[torch.Tensor, Any] | None = None,
-        *,
-        sizes_only: bool = False,
-        nested: bool = True,
-    ) -> None:
-        """``sizes_only``: nothing is computed, as a plan has it, and it needs no bitsandbytes; ``nested``: with
-        double quantisation."""
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        if packed is None:
-            plain = linear.weight.detach()
-            packed = sized_nf4(plain, storage, nested) if sizes_only else packed_nf4(plain, storage)
-        weight: torch.Tensor
-        self.statistics: Any
-        weight, self.statistics = packed
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.bias = linear.bias
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        # Autocast on meta tensors is acted out for the CPU's, see toolkit/planning.
-        kind = "cpu" if input.is_meta else input.device.type
-        if torch.is_autocast_enabled(kind):
-            input = input.to(torch.get_autocast_dtype(kind))
-        product: torch.Tensor = _Product.apply(input, self)
-        return product
+class Nf4Linear(PackedLayer):
+    """A frozen linear layer whose weight is NF4 with double quantisation: two weights per byte, shape (elements, 1).
+    ``statistics``: bitsandbytes' QuantState, or Sizes."""
 
     def dequantised(self, dtype: torch.dtype) -> torch.Tensor:
-        """The weight in ``dtype``, shape (out_features, in_features), as it computes. The packed parameter must be
-        whole just now, as it is within forward and backward."""
         if isinstance(self.statistics, Sizes):
             return self.statistics.dequantised().view(self.out_features, self.in_features).to(dtype)
         from bitsandbytes.functional import dequantize_4bit
@@ -79,15 +37,7 @@ class Nf4Linear(nn.Linear):
         weight: torch.Tensor = dequantize_4bit(self.weight.detach().view(-1, 1), self.statistics)
         return weight.view(self.out_features, self.in_features).to(dtype)
 
-    def plain(self) -> nn.Linear:
-        """A linear layer with the dequantised weight, frozen, in the base's dtype, and the same bias."""
-        linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
-        linear.weight = nn.Parameter(self.dequantised(self.statistics.dtype), requires_grad=False)
-        linear.bias = self.bias
-        return linear
-
     def empty_statistics(self, dtype: torch.dtype) -> Any:
-        """Statistics of the same sizes, without their values, made where tensors are made now: for tracing."""
         made = copy.copy(self.statistics)
         made.state2, made.dtype = copy.copy(made.state2), dtype
         for state in (made, made.state2):
@@ -99,28 +49,12 @@ class Nf4Linear(nn.Linear):
         return made
 
     def statistics_bytes(self) -> int:
-        """Bytes that dequantisation needs in addition to the packed weight: its levels of statistics, with tables."""
+        """Bytes of its levels of statistics, with tables."""
         state = self.statistics
         tensors = [state.absmax, state.code]
         if state.state2 is not None:
             tensors += [state.offset, state.state2.absmax, state.state2.code]
         return sum(t.numel() * t.element_size() for t in tensors)
-
-
-class _Product(torch.autograd.Function):
-    """Unpacks again in the backward. It holds the layer and no tensor of it: bitsandbytes' own product keeps a view of
-    the packed weight, so that what ZeRO-3 has gathered would stay gathered until the backward."""
-
-    @staticmethod
-    def forward(ctx: Any, input: torch.Tensor, layer: Nf4Linear) -> torch.Tensor:
-        ctx.layer = layer
-        bias = None if layer.bias is None else layer.bias.to(input.dtype)
-        return functional.linear(input, layer.dequantised(input.dtype), bias)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        (grad,) = grads
-        return grad.matmul(ctx.layer.dequantised(grad.dtype)), None
 
 
 @dataclass
@@ -139,11 +73,16 @@ class Sizes:
 
     def dequantised(self) -> torch.Tensor:
         """An empty tensor of shape (elements,) and ``dtype``, allocated as unpacking does (bitsandbytes 0.50.2,
-        dequantize_4bit: the statistics as float32, then the weight)."""
+        dequantize_4bit: the statistics as float32, then the weight), and counted as the kernel that it is: half a byte
+        read and an element written."""
+        from toolkit.planning.meter import kernel
+
         if self.state2 is not None:
             absmax = torch.empty(self.absmax.shape, dtype=torch.float32, device=self.absmax.device)
             absmax += self.offset
-        return torch.empty(self.elements, dtype=self.dtype, device=self.absmax.device)
+        made = torch.empty(self.elements, dtype=self.dtype, device=self.absmax.device)
+        kernel(made, more=self.elements / 2)
+        return made
 
 
 def sized_nf4(weight: torch.Tensor, storage: torch.dtype, nested: bool = True) -> tuple[torch.Tensor, Sizes]:
@@ -166,26 +105,36 @@ def sized_nf4(weight: torch.Tensor, storage: torch.dtype, nested: bool = True) -
 
 
 def quantise_base(
-    model: nn.Module,
-    linears: Mapping[str, nn.Linear],
-    resolved: Resolved,
-    together: bool = False,
-    *,
-    sizes_only: bool = False,
+    model: nn.Module, linears: Mapping[str, nn.Linear], resolved: Resolved, together: bool = False
 ) -> None:
     """Quantise ``linears`` of ``model`` to 4 bits, in place and one after another.
 
     On the CPU whatever the device, so that a run, its export and `verify` have the same base to the bit; from the dtype
     that frozen weights have under the recipe's precision; and once adapters wrap them, which PEFT makes in
     their dtype: they begin as LoRA's do. ``together``: all ranks call it, each packs a part of the layers and gets the
-    others'. ``sizes_only``: for a plan, see Nf4Linear. What the model's files have in 4 bits is taken as it is. Raises
-    InputError if bitsandbytes is needed and missing, or no layer is given.
+    others'. What the model's files have in 4 bits is taken as it is. Raises InputError if bitsandbytes is needed and
+    missing, or no layer is given.
     """
-    assert resolved.base_storage is not None
-    if not sizes_only and (reason := no_quantiser(resolved.stored)) is not None:
+    if (reason := no_quantiser(resolved.stored)) is not None:
         raise InputError(f"{resolved.source}: {reason}")
-    storage = getattr(torch, resolved.base_storage)
-    nested = resolved.stored is None or resolved.stored.nested
+    _replace(model, linears, resolved, _packings(list(linears.values()), _storage(resolved), together))
+
+
+def size_base(model: nn.Module, linears: Mapping[str, nn.Linear], resolved: Resolved, double_quant: bool) -> None:
+    """``quantise_base`` of a plan: nothing is computed, and it needs no bitsandbytes. ``double_quant`` False: float32
+    statistics, also of a base that the recipe has doubly quantised."""
+    storage, nested = _storage(resolved), double_quant and (resolved.stored is None or resolved.stored.nested)
+    sized = ((linear, sized_nf4(linear.weight.detach(), storage, nested)) for linear in linears.values())
+    _replace(model, linears, resolved, sized)
+
+
+def _storage(resolved: Resolved) -> torch.dtype:
+    return getattr(torch, str(resolved.base_storage))
+
+
+def _replace(
+    model: nn.Module, linears: Mapping[str, nn.Linear], resolved: Resolved, packings: Iterable[tuple[nn.Linear, Any]]
+) -> None:
     if not linears and resolved.stored is not None:
         raise InputError(f"{resolved.source}: model: its quantization_config leaves out every linear layer")
     if not linears:
@@ -194,8 +143,8 @@ def quantise_base(
             f"{type(model).__name__} has none; use lora"
         )
     places = _places(model, linears.values())
-    for linear, packed in _packings(list(linears.values()), storage, together):
-        layer = Nf4Linear(linear, storage, packed, sizes_only=sizes_only, nested=nested)
+    for linear, packed in packings:
+        layer = Nf4Linear(linear, *packed)
         for owner, name in places[linear]:
             setattr(owner, name, layer)
         linear.weight = None  # type: ignore[assignment]  # whoever still has the layer keeps no plain weight
@@ -206,7 +155,7 @@ def _packings(linears: list[nn.Linear], storage: torch.dtype, together: bool) ->
         return ((linear, stored_weight(linear, storage)) for linear in linears)
     if together and can_share():
         return packed_by_all(linears, storage)
-    return ((linear, None) for linear in linears)
+    return ((linear, packed_nf4(linear.weight.detach(), storage)) for linear in linears)
 
 
 def _places(model: nn.Module, linears: Iterable[nn.Linear]) -> dict[nn.Linear, list[tuple[nn.Module, str]]]:
@@ -219,17 +168,9 @@ def _places(model: nn.Module, linears: Iterable[nn.Linear]) -> dict[nn.Linear, l
     return places
 
 
-def dequantise_base(model: nn.Module) -> None:
-    """Replace the 4-bit layers, in place, by linear layers with dequantised weights, see ``Nf4Linear.plain``."""
-    for name, module in list(model.named_modules()):
-        if isinstance(module, Nf4Linear):
-            owner, _, attribute = name.rpartition(".")
-            setattr(model.get_submodule(owner), attribute, module.plain())
-
-
 def base_linears(model: nn.Module, resolved: Resolved) -> dict[str, nn.Linear]:
     """The linear layers of a model without adapters that are in 4 bits. Those that its files have so, or would have
-    (``packed_base.py``); or, as QLoRA quantises them, neither the head, which stays as the
+    (``files.py``); or, as QLoRA quantises them, neither the head, which stays as the
     embeddings do, nor what is beside the base model (a classifier's), nor what trains (``modules_to_save``), nor
     what transformers leaves out (``_keep_in_fp32_modules``: T5's ``wo``, whose block casts its input to the weight's
     dtype, would get bytes)."""
@@ -247,22 +188,10 @@ def _base_linears(model: nn.Module, saved: Sequence[str]) -> Iterator[tuple[str,
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     head = get_head()
     for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear) or isinstance(module, Nf4Linear) or module is head:
+        if not isinstance(module, nn.Linear) or isinstance(module, PackedLayer) or module is head:
             continue
         if id(module) not in inside or id(module.weight) in tables:
             continue
         if any(own == wanted or own.endswith(f".{wanted}") for wanted in saved for own in (name, f"{name}.weight")):
             continue
         yield name, module
-
-
-def nf4_layers(model: nn.Module) -> dict[str, Nf4Linear]:
-    """The 4-bit layers of a model, wrapped or not, by name."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, Nf4Linear)}
-
-
-def weight_count(model: nn.Module) -> int:
-    """Number of parameters of a model, each 4-bit weight counted as one."""
-    packed = nf4_layers(model).values()
-    total = sum(p.numel() for p in model.parameters()) - sum(layer.weight.numel() for layer in packed)
-    return total + sum(layer.in_features * layer.out_features for layer in packed)
