@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from toolkit.errors import InputError
+from toolkit.layouts import Layout, layouts_of
 from toolkit.recipe.compilable import why_not_compilable
-from toolkit.recipe.contextable import why_not_divisible
-from toolkit.recipe.expertable import why_no_experts
 from toolkit.recipe.fusable import why_not_fusable
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.packable import why_not_packable
 from toolkit.recipe.quantisable import stored_base, why_not_on_packed, why_not_quantisable, why_not_trainable
 from toolkit.recipe.schema import Recipe
-from toolkit.recipe.splittable import why_not_splittable
-from toolkit.recipe.stageable import why_not_stageable
 from toolkit.recipe.traits import Traits
 from toolkit.recipe.varlenable import VARLEN, why_not_varlen
 from toolkit.rooms import asked_options
 from toolkit.tasks import task_of
-
-AXES = ("context", "tensor", "pipeline", "expert")
 
 
 def check_combination(
@@ -38,20 +33,12 @@ def check_combination(
         raise InputError(f"{source}: adapter.method: qlora {reason}; use lora")
     if recipe.compile and (reason := why_not_compilable(recipe, blocks, traits)):
         raise InputError(f"{source}: compile: {reason}; or set compile: false")
-    mesh = recipe.strategy.mesh
-    for axis in AXES if mesh is not None else ():
-        odd = next((one.option for one in asked_options(recipe) if axis not in one.option.axes), None)
-        if odd is not None and getattr(mesh, axis) > 1:
-            raise InputError(f"{source}: strategy.mesh.{axis}: {odd.why_not_axis(axis)}")
-    if mesh is not None and mesh.context > 1 and (reason := why_not_divisible(recipe, facts)):
-        raise InputError(f"{source}: strategy.mesh.context: {reason}")
-    if mesh is not None and mesh.tensor > 1 and (reason := why_not_splittable(recipe, facts)):
-        raise InputError(f"{source}: strategy.mesh.tensor: {reason}")
-    if mesh is not None and mesh.pipeline > 1 and (reason := why_not_stageable(recipe, facts, traits)):
-        raise InputError(f"{source}: strategy.mesh.pipeline: {reason}")
-    if mesh is not None and mesh.expert > 1 and (reason := why_no_experts(recipe, facts)):
-        raise InputError(f"{source}: strategy.mesh.expert: {reason}")
-    for option, settings in asked_options(recipe):
+    layouts = layouts_of(recipe.strategy.mesh)
+    options = [one for one in asked_options(recipe) if not isinstance(one.option, Layout)]
+    for layout, _ in layouts:
+        if (odd := next((option for option, _ in options if layout.name not in option.axes), None)) is not None:
+            raise InputError(f"{source}: {layout.key}: {odd.why_not_axis(layout.name)}")
+    for option, settings in (*layouts, *options):
         if reason := option.why_not(settings, recipe, facts, blocks, device):
             raise InputError(f"{source}: {option.key}: {reason}")
     if reason := why_not_trainable(facts):

@@ -6,6 +6,7 @@ import importlib.util
 import math
 
 from toolkit.errors import InputError
+from toolkit.layouts import layout_named
 from toolkit.machine import cuda_device_count
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.combinable import check_combination
@@ -138,8 +139,10 @@ def _mesh(recipe: Recipe, traits: Traits, world_size: int, decide: Decisions) ->
     if asked is None:
         return Mesh(1, world_size) if traits.shards else Mesh(world_size, 1)
     mesh = Mesh.of(asked, bool(traits.shards))
-    for axis, reason in reasons(mesh, recipe.machine, traits.hybrid).items():
-        decide(f"strategy.mesh.{axis}", getattr(asked, axis), reason)
+    why = reasons(mesh, recipe.machine, traits.hybrid)
+    for axis, size in asked:
+        layout = layout_named(axis)
+        decide(f"strategy.mesh.{axis}", size, why[axis] if layout is None else layout.reason(mesh))
     return mesh
 
 

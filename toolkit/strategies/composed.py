@@ -7,31 +7,19 @@ weights of the whole model in place of this process's own.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
-LAYOUTS = {
-    "tensor": "toolkit.strategies.layouts.tensor:Layers",
-    "expert": "toolkit.strategies.layouts.expert:Experts",
-    "pipeline": "toolkit.strategies.layouts.pipeline:Staged",
-}
-"""By axis. The axis ``context`` divides rows: engines do nothing otherwise."""
+from toolkit.plugins import named
 
 
-def named(what: str) -> Any:
-    """What ``module:name`` names."""
-    module, _, name = what.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-def engine_with(engine: type[Any], axes: Sequence[str]) -> type[Any]:
-    """``engine`` for a model that ``axes`` divide; itself without one."""
+def engine_with(engine: type[Any], layouts: Sequence[str]) -> type[Any]:
+    """``engine`` for a model that ``layouts`` divide, each by ``module:class``; itself without one."""
     key: Any = engine  # a class, which mypy does not take for hashable
-    return _made(key, tuple(axes)) if axes else engine
+    return _made(key, tuple(layouts)) if layouts else engine
 
 
 @functools.cache
-def _made(engine: Any, axes: tuple[str, ...]) -> type[Any]:
-    bases = (*(named(LAYOUTS[axis]) for axis in axes), engine)
+def _made(engine: Any, layouts: tuple[str, ...]) -> type[Any]:
+    bases = (*map(named, layouts), engine)
     return type("".join(base.__name__ for base in bases), bases, {"__doc__": engine.__doc__})

@@ -1,11 +1,16 @@
-"""Whether a model's layers can be divided over ranks (`strategy.mesh.tensor`), determined without torch."""
+"""``strategy.mesh.tensor``: the matrices of layers are divided over ranks. Imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolkit.layouts import Layout
 from toolkit.optimizers import optimizer_kind
-from toolkit.recipe.contextable import attention_heads
+from toolkit.recipe.mesh import Mesh
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.schema import Recipe
+from toolkit.strategies.layouts.context.spec import attention_heads
 from toolkit.tasks import task_of
 
 FAMILIES = (
@@ -16,6 +21,34 @@ FAMILIES = (
 and which are verified."""
 
 _ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
+
+
+class Tensor(Layout):
+    name = "tensor"
+    title = "consecutive ranks that divide the matrices of each layer"
+    what = "layers"
+    exchange = "add up hidden states in every layer"
+
+    def apart_from(self, others: Sequence[str]) -> tuple[str, str] | None:
+        why = "ranks that divide experts have everything else whole"
+        return ("expert", why) if "expert" in others else None
+
+    def why_not(self, settings: int, recipe: Recipe, facts: ModelFacts, *device: object) -> str | None:
+        return why_not_splittable(recipe, facts)
+
+    def reason(self, mesh: Mesh) -> str:
+        if mesh.tensor == 1:
+            return "every layer is computed by one process"
+        return (
+            f"{mesh.tensor} consecutive ranks each compute a part of every layer's matrices and heads "
+            "(arXiv:1909.08053); they train on the same samples. Not in training_args.json: the Trainer reads it from "
+            "the model; nor in deepspeed.json, with which another script would give each of them samples of its own"
+        )
+
+    def divide(self, model: Any, ranks: Any, source: str) -> Mapping[str, Any]:
+        from toolkit.model.tensor import split_layers
+
+        return split_layers(model, ranks, source)
 
 
 def why_not_splittable(recipe: Recipe, facts: ModelFacts) -> str | None:

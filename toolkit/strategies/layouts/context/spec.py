@@ -1,15 +1,54 @@
-"""Whether the tokens of a row can be divided over ranks (`strategy.mesh.context`), determined without torch."""
+"""``strategy.mesh.context``: the tokens of a row are divided over ranks. Imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from toolkit.layouts import Layout
 from toolkit.recipe.adapter_methods import METHODS
+from toolkit.recipe.mesh import Mesh
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.packable import why_not_packable
 from toolkit.recipe.schema import Recipe
+from toolkit.recipe.traits import Traits
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels
+
+
+class Context(Layout):
+    name = "context"
+    title = "consecutive ranks that divide the tokens of each row"
+    what = "rows"
+    exchange = "exchange keys and values in every layer"
+    collective = "all-to-all"
+    moved = "exchanged"
+    passes = 1
+    engine = ""
+
+    def under(self, traits: Traits) -> bool:
+        return True
+
+    def apart_from(self, others: Sequence[str]) -> tuple[str, str] | None:
+        return ("expert", "ranks that divide experts have whole rows") if "expert" in others else None
+
+    def why_not(self, settings: int, recipe: Recipe, facts: ModelFacts, *device: object) -> str | None:
+        return why_not_divisible(recipe, facts)
+
+    def reason(self, mesh: Mesh) -> str:
+        if mesh.context == 1:
+            return "every row's tokens are computed by one process"
+        apart = "consecutive ranks" if mesh.tensor == 1 else f"ranks that are {mesh.tensor} apart"
+        return (
+            f"{mesh.context} {apart} each compute a part of every row's tokens, and in attention all tokens "
+            "of a part of the heads (Ulysses, arXiv:2309.14509); they train on the same samples. Not in "
+            "training_args.json: the Trainer would give each of them samples of its own"
+        )
+
+    def spread(self, prepared: Any) -> None:
+        from toolkit.model.context import divide_rows
+
+        divide_rows(prepared.model, prepared.resolved)
 
 
 def why_not_divisible(recipe: Recipe, facts: ModelFacts) -> str | None:

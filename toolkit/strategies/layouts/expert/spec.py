@@ -1,16 +1,57 @@
-"""Whether a model's experts can be divided over ranks (`strategy.mesh.expert`), determined without torch."""
+"""``strategy.mesh.expert``: the experts of a mixture are divided over ranks. Imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolkit.layouts import Layout
+from toolkit.recipe.mesh import Mesh
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.schema import Recipe
-from toolkit.recipe.splittable import why_not_in_parts
+from toolkit.recipe.traits import Traits
+from toolkit.strategies.layouts.tensor.spec import why_not_in_parts
 
 FAMILIES = ("deepseek_v3", "gpt_oss", "mixtral", "olmoe", "qwen3_moe")
 """Model types whose ``base_model_ep_plan`` (transformers 5.23.0) divides their experts, and which are verified."""
 
 NUMBERS = ("num_local_experts", "num_experts", "n_routed_experts")
 """What configs call the number of experts."""
+
+
+class Expert(Layout):
+    name = "expert"
+    title = "consecutive ranks that divide the experts of each layer, each with samples of its own"
+    what = "experts"
+    exchange = "exchange tokens in every layer of experts"
+    collective = "all-to-all"
+    passes = 1
+    engine = "toolkit.strategies.layouts.expert.engine:Experts"
+    ranks = "toolkit.model.experts:own_expert_ranks"
+    acted = "toolkit.planning.parts:acted_experts"
+
+    def under(self, traits: Traits) -> bool:
+        return self.name in traits.layouts
+
+    def apart_from(self, others: Sequence[str]) -> tuple[str, str] | None:
+        return None  # the others say it
+
+    def why_not(self, settings: int, recipe: Recipe, facts: ModelFacts, *device: object) -> str | None:
+        return why_no_experts(recipe, facts)
+
+    def reason(self, mesh: Mesh) -> str:
+        if mesh.expert == 1:
+            return "every process has all experts"
+        return (
+            f"{mesh.expert} consecutive ranks each have a part of every layer's experts, to which all of them send "
+            "their tokens (arXiv:2006.16668); each trains on samples of its own. Not in accelerate.yaml nor in "
+            "training_args.json: other scripts would keep all experts on every device"
+        )
+
+    def divide(self, model: Any, ranks: Any, source: str) -> Mapping[str, Any]:
+        from toolkit.model.experts import divide_experts
+
+        return divide_experts(model, ranks, source)
 
 
 def expert_count(facts: ModelFacts) -> int | None:

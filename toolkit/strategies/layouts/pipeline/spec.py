@@ -1,13 +1,19 @@
-"""Whether a model's blocks can be divided over ranks (`strategy.mesh.pipeline`), determined without torch."""
+"""``strategy.mesh.pipeline``: the blocks of a model are divided over ranks. Imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from toolkit.layouts import Layout
 from toolkit.optimizers import optimizer_kind
-from toolkit.recipe.expertable import FAMILIES as MIXTURES
+from toolkit.recipe.mesh import Mesh
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.schema import Recipe
+from toolkit.recipe.strategy_names import REGISTERED
 from toolkit.recipe.tokenizer_facts import added_tokens
 from toolkit.recipe.traits import Traits
+from toolkit.strategies.layouts.expert.spec import FAMILIES as MIXTURES
 
 FAMILIES = (
     "apertus", "arcee", "cohere", "cohere2", "deepseek_v3", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text",
@@ -16,6 +22,57 @@ FAMILIES = (
 )  # fmt: skip
 """Model types whose ``base_model_pp_plan`` (transformers 5.23.0) has embeddings, blocks and a norm, and which are
 verified."""
+
+
+_APART = {
+    "tensor": "a stage has its layers whole",
+    "expert": "a stage has all experts of its blocks",
+    "context": "a stage passes whole rows on",
+}
+
+
+class Pipeline(Layout):
+    name = "pipeline"
+    title = "stages of consecutive blocks, through which micro-batches pass"
+    what = "blocks"
+    exchange = ""
+    passes = 0  # a plan counts by stage what neighbours send (toolkit/planning/stages.py)
+    engine = "toolkit.strategies.layouts.pipeline.engine:Staged"
+
+    def under(self, traits: Traits) -> bool:
+        return self.name in traits.layouts
+
+    def apart_from(self, others: Sequence[str]) -> tuple[str, str] | None:
+        return next(((other, why) for other, why in _APART.items() if other in others), None)
+
+    def why_not(self, settings: int, recipe: Recipe, facts: ModelFacts, *device: object) -> str | None:
+        return why_not_stageable(recipe, facts, REGISTERED[recipe.strategy.name].traits)
+
+    def reason(self, mesh: Mesh) -> str:
+        if mesh.pipeline == 1:
+            return "every process computes all blocks"
+        return (
+            f"{mesh.pipeline} stages of consecutive blocks, on ranks {mesh.stage_size} apart, which train on the same "
+            "samples: micro-batches of a step pass through them one after another (1F1B, arXiv:2104.04473). Not in "
+            "accelerate.yaml, which has no key for it, nor in training_args.json: another script would give each of "
+            "them samples of its own"
+        )
+
+    def spread(self, prepared: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        from toolkit.model.checkpointing import find_blocks
+        from toolkit.model.sources import fill_model
+        from toolkit.model.stages import cut
+
+        resolved, model = prepared.resolved, prepared.model
+        index, blocks = resolved.mesh.stage(dist.get_rank()), find_blocks(model, resolved)
+        dtype = None if resolved.traits.autocast else getattr(torch, resolved.precision.compute)
+        prepared.stage = cut(model, blocks, index, resolved.mesh.pipeline, resolved.source, dtype)
+        prepared.blocks = [blocks[at] for at in prepared.stage.blocks]
+        if "weights" not in resolved.traits.shards:
+            fill_model(model)
 
 
 def why_not_stageable(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str | None:
