@@ -30,7 +30,7 @@ class Layout(Option):
     off_value: ClassVar[Any] = 1
     claim: ClassVar[tuple[str, str] | None] = None  # of the engine and the collectives, which every layout has
     missing: ClassVar[str] = "mesh-not-active"
-    what: ClassVar[str]
+    what: ClassVar[str] = "weights"
     """What its ranks divide, as messages say it: ``layers``."""
     exchange: ClassVar[str] = "add up hidden states"
     """What its consecutive ranks do so often that they have to be on one node; empty: they need not be."""
@@ -47,8 +47,11 @@ class Layout(Option):
     """``module:function`` that makes of the resolved recipe what ``divide`` is given in a run."""
     acted: ClassVar[str] = "toolkit.planning.parts:acted_ranks"
     """``module:function`` that makes of the axis's size what ``divide`` is given in a plan."""
-    beside: ClassVar[frozenset[str]] = frozenset()
-    """Other axes that it has been verified beside."""
+    like: ClassVar[str] = "tensor"
+    """The one of a strategy's ``Traits.layouts`` that it needs: with ``tensor`` the engine takes a part of a weight for
+    a weight. Empty: it needs none."""
+    apart: ClassVar[Mapping[str, str] | None] = None
+    """Other axes that it does not work beside, and why; None: it has been verified beside none."""
 
     def __init_subclass__(cls) -> None:
         if "name" in vars(cls):
@@ -74,12 +77,13 @@ class Layout(Option):
     # ------------------------------------------------------------------ of a recipe; imports nothing heavy
 
     def under(self, traits: Traits) -> bool:
-        """Whether the engine of a strategy composes with ``engine``: one that takes a part of a weight for a weight."""
-        return "tensor" in traits.layouts
+        """Whether a strategy with these traits can have it."""
+        return not self.like or self.like in traits.layouts
 
     def apart_from(self, others: Sequence[str]) -> tuple[str, str] | None:
-        """The first of the mesh's ``others`` that it does not work beside, and why; None if it does beside all."""
-        return next(((other, "it has not been verified") for other in others if other not in self.beside), None)
+        """The first of a mesh's ``others`` that it does not work beside, and why; None if it works beside all."""
+        apart = dict.fromkeys(others, "it has not been verified") if self.apart is None else self.apart
+        return next(((other, why) for other, why in apart.items() if other in others), None)
 
     def reason(self, mesh: Mesh) -> str:
         """Why the axis has its size, for `config --explain`; also where that is 1."""

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from jobs import plain_run, train_job, worst
+from cases import every_case
+from jobs import assert_weights, plain_run, train_job
 from plugin_pages import plugin_of
 from tiny import LLAMA, recipe_dict
 from toolkit.cli import app
@@ -72,9 +77,13 @@ def test_recipes_schema_and_pages_have_its_axis(recipe_file: Path, tiny_root: Pa
     assert "| `vocabulary` | int | `1` | consecutive ranks that divide the rows" in reference()
     plain = Recipe.model_validate(recipe_dict(tiny_root, strategy={"name": "fsdp2", "mesh": {"shard": 2}}))
     assert NAME not in plain.model_dump(mode="json")["strategy"]["mesh"], "other recipes are written as before"
+    # As another process reads a checkpoint of it, which was not told of the file.
+    values = recipe_dict(tiny_root, strategy={"name": "fsdp2", "mesh": {"gone": 2}})
+    with pytest.raises(InputError, match=r"strategy\.mesh\.gone: .* name that in TOOLKIT_PLUGINS; else use"):
+        read_earlier(values, recipe_version(), "recipe.json")
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("mesh", "message"),
     [
         ({NAME: "two"}, r"recipe\.yaml:\d+:\d+: strategy\.mesh\.vocabulary: input should be a valid integer"),
@@ -93,7 +102,7 @@ def test_its_size_is_typed(recipe_file: Path, mesh: dict[str, Any], message: str
 FOUR = {"processes": 4}
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("sections", "message"),
     [
         ({"loss": "fused"}, "loss: fused multiplies by the whole head, which strategy.mesh.vocabulary divides"),
@@ -115,52 +124,78 @@ def test_what_it_cannot_be_with(plugin: Path, tiny_root: Path, sections: dict[st
         resolved(tiny_root, **sections)
 
 
-def test_a_checkpoint_of_it_says_which_module_is_missing(tiny_root: Path) -> None:
-    """As another process reads it, which was not told of the file."""
-    values = recipe_dict(tiny_root, strategy={"name": "fsdp2", "mesh": {"gone": 2}})
-    with pytest.raises(InputError, match=r"strategy\.mesh\.gone: .* name that in TOOLKIT_PLUGINS; else use"):
-        read_earlier(values, recipe_version(), "recipe.json")
-
-
-def test_training_equals_the_plain_loop(tiny_root: Path, group: WorkerGroup) -> None:
-    own = resolved(tiny_root)
-    plain = plain_run(own, 4)
-    run = group.run(train_job, own, 4)[0]
-    assert run.losses == pytest.approx(plain.losses, rel=1e-5)
-    error, name = worst(run.weights, plain.weights)
-    assert error < 1e-5, name
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_verify_proves_it(tied: bool, tiny_root: Path, group: WorkerGroup) -> None:
-    own = resolved(tiny_root, model={"config": LLAMA | {"tie_word_embeddings": tied}})
-    outcome = verify(own, group=group, time_limit=200)
-    assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
-    claims = {claim.id: claim for claim in outcome.passes[0].claims}
-    assert claims["layers-divided"].ok
-    assert claims["mesh-collectives"].expected == "all-reduce vocabulary"
-    assert outcome.passes[0].replayed.from_natural, "held against the whole head"
-
-
 def test_its_fault_is_found_and_named(tiny_root: Path, group: WorkerGroup) -> None:
-    outcome = verify(
-        resolved(tiny_root), group=group, fault="vocabulary-offset-ignored", time_limit=200, stop_early=True
-    )
+    own = resolved(tiny_root)
+    outcome = verify(own, group=group, fault="vocabulary-offset-ignored", time_limit=200, stop_early=True)
     assert outcome.verdict == "different"
     assert outcome.diagnosis is not None
     assert outcome.diagnosis.id == "rows-without-offset"
 
 
+@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_verify_proves_it(tied: bool, tiny_root: Path, group: WorkerGroup) -> None:
+    """At night also where the embedding and the head share a weight."""
+    own = resolved(tiny_root, model={"config": LLAMA | {"tie_word_embeddings": tied}})
+    outcome = verify(own, group=group, time_limit=200)
+    assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
+    logic = outcome.passes[0]
+    claims = {claim.id: claim for claim in logic.claims}
+    assert claims["layers-divided"].ok
+    assert claims["mesh-collectives"].expected == "all-reduce vocabulary"
+    assert logic.replayed is not None
+    assert logic.replayed.from_natural, "held against the whole head, too"
+
+
+@pytest.mark.nightly  # four processes: parts that are sharded, and sums that a collective takes in its own order
+@pytest.mark.parametrize("mesh", [{"shard": 2, NAME: 2}, {NAME: 4}], ids=str)
+@pytest.mark.usefixtures("plugin", "launches")
+def test_verify_proves_it_on_four(mesh: dict[str, int], tiny_root: Path) -> None:
+    own = resolved(tiny_root, strategy={"name": "fsdp2", "mesh": mesh}, machine=FOUR, precision="bf16")
+    outcome = verify(own, time_limit=300)
+    assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
+
+
+@pytest.mark.nightly  # `verify` holds the same steps against the plain loop
+def test_training_equals_the_plain_loop(tiny_root: Path, group: WorkerGroup) -> None:
+    own = resolved(tiny_root)
+    plain, run = plain_run(own, 4), group.run(train_job, own, 4)[0]
+    assert run.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert_weights(run, plain)
+
+
 def test_plan_counts_its_bytes_and_what_it_sends(recipe_file: Path, tmp_path: Path) -> None:
-    found = []
-    for mesh in ("{vocabulary: 2}", "{shard: 2}"):
-        file = tmp_path / "plan.json"
-        words = [f"strategy.mesh={mesh}", "--gpu", "h100", "--json", str(file)]
-        done = CliRunner().invoke(app, ["plan", str(recipe_file), *words])
-        assert done.exit_code == 0, done.output
-        found.append(next(one for one in json.loads(file.read_text())["candidates"] if one["asked"]))
-    own, sharded = found
+    file = tmp_path / "plan.json"
+    done = CliRunner().invoke(app, ["plan", str(recipe_file), "--gpu", "h100", "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    own = next(one for one in json.loads(file.read_text())["candidates"] if one["asked"])
     assert own["mesh"] == {"replicate": 1, "shard": 1, NAME: 2}
-    whole = resolve(Recipe.model_validate(recipe_dict(tmp_path)), device="cpu").facts.config
-    print(json.dumps(own, indent=1)[:4000], whole)
-    assert own["sent_bytes"][NAME] > 0
+    vocabulary, others = 2 * 300 * 32, 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32) + 32
+    assert own["breakdown"]["optimizer"] == 2 * 4 * (vocabulary // 2 + others), "two moments of this rank's part"
+    tokens, micro_batches = 2 * 48, 2
+    hidden, logits = 4 * 32 * tokens, 4 * 300 * tokens
+    # Of two ranks each sends half of what is added up twice, of what is gathered once: embeddings, the gradient of the
+    # last hidden states, and the logits.
+    assert own["sent_bytes"] == {NAME: micro_batches * (2 * hidden + logits / 2)}
+
+
+@pytest.mark.nightly  # two launches of the command
+@pytest.mark.usefixtures("launches")
+def test_the_command_trains_exports_and_another_mesh_resumes(
+    recipe_file: Path, tiny_root: Path, tmp_path: Path
+) -> None:
+    def toolkit(*words: object) -> None:
+        command = [sys.executable, "-m", "toolkit", *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr
+
+    toolkit("train", recipe_file, "run.save_every=2", "schedule={name: constant}")
+    for steps in (2, 4):
+        toolkit("export", tmp_path / "run", "-o", tmp_path / f"exported-{steps}")
+        exported = load_file(tmp_path / f"exported-{steps}/model.safetensors")
+        constant = {"name": "constant", "warmup_steps": None}
+        plain = plain_run(resolved(tiny_root, schedule=constant), steps)
+        for name, weight in plain.weights.items():
+            assert torch.allclose(exported[name].float(), weight, rtol=1e-4, atol=1e-6), name
+        if steps == 2:
+            again = ["strategy.mesh={shard: 2}", "batch.micro_size=1", "run.max_steps=4"]
+            toolkit("train", recipe_file, "--resume", "run.save_every=2", "schedule={name: constant}", *again)

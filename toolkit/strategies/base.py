@@ -6,6 +6,7 @@ Nothing here imports torch; ``engine`` names the module that does, imported when
 
 from __future__ import annotations
 
+import functools
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,6 @@ from toolkit.recipe.resolve import Decisions, Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import REGISTERED, register
 from toolkit.recipe.traits import Traits
-from toolkit.strategies.composed import engine_with
 
 if TYPE_CHECKING:
     from toolkit.strategies.engines.base import Engine
@@ -184,8 +184,16 @@ class Strategy:
             staged := getattr(self, "staged_engine", None)
         ) is not None:
             return named(staged)  # of a strategy for an earlier version
-        return engine_with(self.engine_class(), [layout.engine for layout in layouts])
+        return _composed(tuple(layout.engine for layout in layouts), self.engine_class())
 
     def memory_model(self) -> type[MemoryModel]:
         """The memory model's class; imports nothing heavy."""
         return named(self.memory)
+
+
+@functools.cache
+def _composed(layouts: tuple[str, ...], engine: Any) -> type[Engine]:
+    """``engine`` with a class for each axis that divides the model before it among the base classes; itself without
+    one."""
+    bases = (*map(named, layouts), engine)
+    return type("".join(base.__name__ for base in bases), bases, {"__doc__": engine.__doc__}) if layouts else engine

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from toolkit.layouts import Layout
 from toolkit.recipe.adapter_methods import METHODS
@@ -11,7 +10,6 @@ from toolkit.recipe.mesh import Mesh
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.packable import why_not_packable
 from toolkit.recipe.schema import Recipe
-from toolkit.recipe.traits import Traits
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels
 
@@ -24,16 +22,41 @@ class Context(Layout):
     collective = "all-to-all"
     moved = "exchanged"
     passes = 1
-    engine = ""
-
-    def under(self, traits: Traits) -> bool:
-        return True
-
-    def apart_from(self, others: Sequence[str]) -> tuple[str, str] | None:
-        return ("expert", "ranks that divide experts have whole rows") if "expert" in others else None
+    like = engine = ""
+    apart: ClassVar = {"expert": "ranks that divide experts have whole rows"}
 
     def why_not(self, settings: int, recipe: Recipe, facts: ModelFacts, *device: object) -> str | None:
-        return why_not_divisible(recipe, facts)
+        """Why parts of a row on several ranks would not compute what the whole row does."""
+        mesh, model = recipe.strategy.mesh, recipe.model
+        assert mesh is not None
+        task = task_of(model.task)
+        if task.labels is not Labels.NEXT or task.media is not None:
+            return f"divides the rows of model.task: causal-lm (it is {task.name})"
+        if model.attention != "sdpa":
+            return f"requires model.attention: sdpa (it is {model.attention})"
+        if recipe.compile:
+            return "has not been verified with compiled blocks; set compile: false"
+        if recipe.adapter is not None and METHODS[recipe.adapter.method].prompt is not None:
+            return f"would put the virtual tokens of {recipe.adapter.method} in front of every part of a row; use lora"
+        if (reason := why_not_packable(facts, model.attention)) is not None:
+            return f"requires a model whose tokens meet in attention alone: {reason}"
+        if (kind := _length_dependent(facts.text.config or {})) is not None:
+            return (
+                f"would choose the rotary frequencies of each part by its own last position, not by the row's "
+                f"(rope_type {kind}); remove strategy.mesh.context"
+            )
+        if facts.text.value("output_router_logits"):
+            return (
+                "would balance the experts of each part of a row apart; set output_router_logits: false in model.config"
+            )
+        heads = attention_heads(facts.text)
+        if heads is None:
+            return "requires the number of attention heads, which the model's config does not say"
+        if heads % (mesh.context * mesh.tensor):
+            own = heads // mesh.tensor
+            each = "" if mesh.tensor == 1 else f" of each of {mesh.tensor} parts of a layer (tensor)"
+            return f"{mesh.context} ranks cannot divide {own} attention heads{each}; set a divisor of {own}"
+        return None
 
     def reason(self, mesh: Mesh) -> str:
         if mesh.context == 1:
@@ -49,38 +72,6 @@ class Context(Layout):
         from toolkit.model.context import divide_rows
 
         divide_rows(prepared.model, prepared.resolved)
-
-
-def why_not_divisible(recipe: Recipe, facts: ModelFacts) -> str | None:
-    """Why parts of a row on several ranks would not compute what the whole row does, and the alternative; or None."""
-    mesh, model = recipe.strategy.mesh, recipe.model
-    assert mesh is not None
-    task = task_of(model.task)
-    if task.labels is not Labels.NEXT or task.media is not None:
-        return f"divides the rows of model.task: causal-lm (it is {task.name})"
-    if model.attention != "sdpa":
-        return f"requires model.attention: sdpa (it is {model.attention})"
-    if recipe.compile:
-        return "has not been verified with compiled blocks; set compile: false"
-    if recipe.adapter is not None and METHODS[recipe.adapter.method].prompt is not None:
-        return f"would put the virtual tokens of {recipe.adapter.method} in front of every part of a row; use lora"
-    if (reason := why_not_packable(facts, model.attention)) is not None:
-        return f"requires a model whose tokens meet in attention alone: {reason}"
-    if (kind := _length_dependent(facts.text.config or {})) is not None:
-        return (
-            f"would choose the rotary frequencies of each part by its own last position, not by the row's (rope_type "
-            f"{kind}); remove strategy.mesh.context"
-        )
-    if facts.text.value("output_router_logits"):
-        return "would balance the experts of each part of a row apart; set output_router_logits: false in model.config"
-    heads = attention_heads(facts.text)
-    if heads is None:
-        return "requires the number of attention heads, which the model's config does not say"
-    if heads % (mesh.context * mesh.tensor):
-        own = heads // mesh.tensor
-        each = "" if mesh.tensor == 1 else f" of each of {mesh.tensor} parts of a layer (tensor)"
-        return f"{mesh.context} ranks cannot divide {own} attention heads{each}; set a divisor of {own}"
-    return None
 
 
 def _length_dependent(config: dict[str, Any]) -> str | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from toolkit.layouts import Layout
 from toolkit.recipe.mesh import Mesh
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.schema import Recipe
-from toolkit.recipe.traits import Traits
 from toolkit.strategies.layouts.tensor.spec import why_not_in_parts
 
 FAMILIES = ("deepseek_v3", "gpt_oss", "mixtral", "olmoe", "qwen3_moe")
@@ -26,18 +25,40 @@ class Expert(Layout):
     exchange = "exchange tokens in every layer of experts"
     collective = "all-to-all"
     passes = 1
+    like = name
+    apart: ClassVar = {}  # the others say it
     engine = "toolkit.strategies.layouts.expert.engine:Experts"
     ranks = "toolkit.model.experts:own_expert_ranks"
     acted = "toolkit.planning.parts:acted_experts"
 
-    def under(self, traits: Traits) -> bool:
-        return self.name in traits.layouts
-
-    def apart_from(self, others: Sequence[str]) -> tuple[str, str] | None:
-        return None  # the others say it
-
     def why_not(self, settings: int, recipe: Recipe, facts: ModelFacts, *device: object) -> str | None:
-        return why_no_experts(recipe, facts)
+        """Why ranks could not have some of the experts each, and the alternative; or None."""
+        mesh, model = recipe.strategy.mesh, recipe.model
+        assert mesh is not None
+        config = facts.config or {}
+        if model.trust_remote_code or facts.model_type not in FAMILIES:
+            return (
+                f"{facts.model_type or 'this model'} has no plan for its experts, or none that is verified; verified "
+                f"are {', '.join(FAMILIES)}"
+            )
+        if config.get("quantization_config"):
+            return "has not been verified with a base that is quantised already"
+        if recipe.adapter is not None and recipe.adapter.modules_to_save:
+            return "has not been verified with adapter.modules_to_save; remove it"
+        if (reason := why_not_in_parts(recipe, experts=True)) is not None:
+            return reason
+        experts = expert_count(facts)
+        if experts is None:
+            return "requires the number of experts, which the model's config does not say"
+        if experts % mesh.expert:
+            return f"{mesh.expert} ranks cannot divide {experts} experts; set a divisor of {experts}"
+        if (each := experts // mesh.expert) % mesh.shard:
+            # A weight is sharded along its first dimension (torch 2.13.0): of two experts each of two ranks has one.
+            return (
+                f"{mesh.shard} ranks (shard) cannot divide the {each} experts that each has of {experts}; set shard to "
+                f"a divisor of {each}, and replicate for the rest, or a smaller expert"
+            )
+        return None
 
     def reason(self, mesh: Mesh) -> str:
         if mesh.expert == 1:
@@ -57,33 +78,3 @@ class Expert(Layout):
 def expert_count(facts: ModelFacts) -> int | None:
     """The number of a mixture's experts; None where it is not known."""
     return next((found for key in NUMBERS if isinstance(found := facts.text.value(key), int)), None)
-
-
-def why_no_experts(recipe: Recipe, facts: ModelFacts) -> str | None:
-    """Why ranks could not have some of the experts each, and the alternative; or None."""
-    mesh, model = recipe.strategy.mesh, recipe.model
-    assert mesh is not None
-    config = facts.config or {}
-    if model.trust_remote_code or facts.model_type not in FAMILIES:
-        return (
-            f"{facts.model_type or 'this model'} has no plan for its experts, or none that is verified; verified are "
-            f"{', '.join(FAMILIES)}"
-        )
-    if config.get("quantization_config"):
-        return "has not been verified with a base that is quantised already"
-    if recipe.adapter is not None and recipe.adapter.modules_to_save:
-        return "has not been verified with adapter.modules_to_save; remove it"
-    if (reason := why_not_in_parts(recipe, experts=True)) is not None:
-        return reason
-    experts = expert_count(facts)
-    if experts is None:
-        return "requires the number of experts, which the model's config does not say"
-    if experts % mesh.expert:
-        return f"{mesh.expert} ranks cannot divide {experts} experts; set a divisor of {experts}"
-    if (each := experts // mesh.expert) % mesh.shard:
-        # A weight is sharded along its first dimension (torch 2.13.0): of two experts two ranks would have one each.
-        return (
-            f"{mesh.shard} ranks (shard) cannot divide the {each} experts that each has of {experts}; set shard to a "
-            f"divisor of {each}, and replicate for the rest, or a smaller expert"
-        )
-    return None

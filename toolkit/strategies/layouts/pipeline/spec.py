@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from toolkit.layouts import Layout
 from toolkit.optimizers import optimizer_kind
@@ -24,29 +23,47 @@ FAMILIES = (
 verified."""
 
 
-_APART = {
-    "tensor": "a stage has its layers whole",
-    "expert": "a stage has all experts of its blocks",
-    "context": "a stage passes whole rows on",
-}
-
-
 class Pipeline(Layout):
     name = "pipeline"
     title = "stages of consecutive blocks, through which micro-batches pass"
     what = "blocks"
     exchange = ""
     passes = 0  # a plan counts by stage what neighbours send (toolkit/planning/stages.py)
+    like = name
+    apart: ClassVar = {
+        "tensor": "a stage has its layers whole",
+        "expert": "a stage has all experts of its blocks",
+        "context": "a stage passes whole rows on",
+    }
     engine = "toolkit.strategies.layouts.pipeline.engine:Staged"
 
-    def under(self, traits: Traits) -> bool:
-        return self.name in traits.layouts
-
-    def apart_from(self, others: Sequence[str]) -> tuple[str, str] | None:
-        return next(((other, why) for other, why in _APART.items() if other in others), None)
-
     def why_not(self, settings: int, recipe: Recipe, facts: ModelFacts, *device: object) -> str | None:
-        return why_not_stageable(recipe, facts, REGISTERED[recipe.strategy.name].traits)
+        """Why ranks could not compute some of the model's blocks each, and the alternative; or None."""
+        model, config = recipe.model, facts.config or {}
+        if model.task != "causal-lm":
+            return f"requires model.task: causal-lm (it is {model.task})"
+        if model.trust_remote_code or facts.model_type not in FAMILIES:
+            return (
+                f"{facts.model_type or 'this model'} has no plan for its stages, or none that is verified; verified "
+                f"are {', '.join(FAMILIES)}"
+            )
+        if config.get("quantization_config"):
+            return "has not been verified with a base that is quantised already"
+        if facts.value("output_router_logits"):
+            return "would balance the experts of each stage apart; set output_router_logits: false in model.config"
+        named = recipe.adapter is not None and recipe.adapter.options.get("target_parameters")
+        if named and facts.model_type not in MIXTURES:
+            return (
+                "has been verified with adapters on layers and experts alone; remove adapter.options.target_parameters"
+            )
+        if (reason := _why_not_option(recipe, REGISTERED[recipe.strategy.name].traits)) is not None:
+            return reason
+        blocks = facts.value("num_hidden_layers")
+        if not isinstance(blocks, int):
+            return "requires the number of blocks (num_hidden_layers), which the model's config does not say"
+        if blocks < settings:
+            return f"the model has {blocks} blocks, and each stage needs one; set {blocks} or less"
+        return None
 
     def reason(self, mesh: Mesh) -> str:
         if mesh.pipeline == 1:
@@ -73,35 +90,6 @@ class Pipeline(Layout):
         prepared.blocks = [blocks[at] for at in prepared.stage.blocks]
         if "weights" not in resolved.traits.shards:
             fill_model(model)
-
-
-def why_not_stageable(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str | None:
-    """Why ranks could not compute some of the model's blocks each, and the alternative; or None."""
-    mesh, model = recipe.strategy.mesh, recipe.model
-    assert mesh is not None
-    config = facts.config or {}
-    if model.task != "causal-lm":
-        return f"requires model.task: causal-lm (it is {model.task})"
-    if model.trust_remote_code or facts.model_type not in FAMILIES:
-        return (
-            f"{facts.model_type or 'this model'} has no plan for its stages, or none that is verified; verified are "
-            f"{', '.join(FAMILIES)}"
-        )
-    if config.get("quantization_config"):
-        return "has not been verified with a base that is quantised already"
-    if facts.value("output_router_logits"):
-        return "would balance the experts of each stage apart; set output_router_logits: false in model.config"
-    named = recipe.adapter is not None and recipe.adapter.options.get("target_parameters")
-    if named and facts.model_type not in MIXTURES:
-        return "has been verified with adapters on layers and experts alone; remove adapter.options.target_parameters"
-    if (reason := _why_not_option(recipe, traits)) is not None:
-        return reason
-    blocks = facts.value("num_hidden_layers")
-    if not isinstance(blocks, int):
-        return "requires the number of blocks (num_hidden_layers), which the model's config does not say"
-    if blocks < mesh.pipeline:
-        return f"the model has {blocks} blocks, and each stage needs one; set {blocks} or less"
-    return None
 
 
 def _why_not_option(recipe: Recipe, traits: Traits) -> str | None:

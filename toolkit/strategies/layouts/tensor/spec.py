@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from toolkit.layouts import Layout
 from toolkit.optimizers import optimizer_kind
@@ -28,13 +28,40 @@ class Tensor(Layout):
     title = "consecutive ranks that divide the matrices of each layer"
     what = "layers"
     exchange = "add up hidden states in every layer"
-
-    def apart_from(self, others: Sequence[str]) -> tuple[str, str] | None:
-        why = "ranks that divide experts have everything else whole"
-        return ("expert", why) if "expert" in others else None
+    apart: ClassVar = {"expert": "ranks that divide experts have everything else whole"}
 
     def why_not(self, settings: int, recipe: Recipe, facts: ModelFacts, *device: object) -> str | None:
-        return why_not_splittable(recipe, facts)
+        """Why ranks could not compute a part of every layer each, and the alternative; or None."""
+        model, count, config = recipe.model, settings, facts.config or {}
+        if model.trust_remote_code or facts.model_type not in FAMILIES:
+            return (
+                f"{facts.model_type or 'this model'} has no plan for its layers, or none that is verified; verified "
+                f"are {', '.join(FAMILIES)}"
+            )
+        if task_of(model.task).media is not None:
+            return f"has not been verified with model.task: {model.task}"
+        if config.get("quantization_config"):
+            return "has not been verified with a base that is quantised already"
+        if (reason := why_not_in_parts(recipe)) is not None:
+            return reason
+        for key in _ATTENTION_DROPOUT:
+            if facts.value(key):
+                return (
+                    f"would draw the same dropout mask for the heads of every rank; set {key}: 0 in "
+                    "model.config, or in the model's config.json"
+                )
+        heads = attention_heads(facts)
+        if heads is None:
+            return "requires the number of attention heads, which the model's config does not say"
+        sizes = {
+            "attention heads": heads,
+            "key heads": facts.value("num_key_value_heads") or heads,
+            "columns of the feed-forward layers (intermediate_size)": facts.value("intermediate_size") or count,
+        }
+        for what, size in sizes.items():
+            if size % count:
+                return f"{count} ranks cannot divide {size} {what}; set a divisor of {size}"
+        return None
 
     def reason(self, mesh: Mesh) -> str:
         if mesh.tensor == 1:
@@ -49,42 +76,6 @@ class Tensor(Layout):
         from toolkit.model.tensor import split_layers
 
         return split_layers(model, ranks, source)
-
-
-def why_not_splittable(recipe: Recipe, facts: ModelFacts) -> str | None:
-    """Why ranks could not compute a part of every layer each, and the alternative; or None."""
-    mesh, model = recipe.strategy.mesh, recipe.model
-    assert mesh is not None
-    count, config = mesh.tensor, facts.config or {}
-    if model.trust_remote_code or facts.model_type not in FAMILIES:
-        return (
-            f"{facts.model_type or 'this model'} has no plan for its layers, or none that is verified; verified are "
-            f"{', '.join(FAMILIES)}"
-        )
-    if task_of(model.task).media is not None:
-        return f"has not been verified with model.task: {model.task}"
-    if config.get("quantization_config"):
-        return "has not been verified with a base that is quantised already"
-    if (reason := why_not_in_parts(recipe)) is not None:
-        return reason
-    for key in _ATTENTION_DROPOUT:
-        if facts.value(key):
-            return (
-                f"would draw the same dropout mask for the heads of every rank; set {key}: 0 in "
-                "model.config, or in the model's config.json"
-            )
-    heads = attention_heads(facts)
-    if heads is None:
-        return "requires the number of attention heads, which the model's config does not say"
-    sizes = {
-        "attention heads": heads,
-        "key heads": facts.value("num_key_value_heads") or heads,
-        "columns of the feed-forward layers (intermediate_size)": facts.value("intermediate_size") or count,
-    }
-    for what, size in sizes.items():
-        if size % count:
-            return f"{count} ranks cannot divide {size} {what}; set a divisor of {size}"
-    return None
 
 
 def why_not_in_parts(recipe: Recipe, experts: bool = False) -> str | None:
