@@ -70,9 +70,7 @@ class Layout(Option):
 
     def plain(self, settings: int) -> Any:
         """Where it computes in another order than the plain loop, that order: a PlainOption with ``orders``."""
-        from toolkit.reference.option import PlainOption
-
-        return PlainOption()
+        return named("toolkit.reference.option:PlainOption")()
 
     # ------------------------------------------------------------------ of a recipe; imports nothing heavy
 
