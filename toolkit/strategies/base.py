@@ -184,7 +184,8 @@ class Strategy:
             staged := getattr(self, "staged_engine", None)
         ) is not None:
             return named(staged)  # of a strategy for an earlier version
-        return _composed(tuple(layout.engine for layout in layouts), self.engine_class())
+        engine: Any = self.engine_class()  # a class, which mypy does not take for hashable
+        return _composed(tuple(layout.engine for layout in layouts), engine)
 
     def memory_model(self) -> type[MemoryModel]:
         """The memory model's class; imports nothing heavy."""
