@@ -6,13 +6,15 @@ import re
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from toolkit.layouts import layouts
 from toolkit.optimizers import optimizer_names
 from toolkit.recipe.adapter_methods import list_methods, method_names
 from toolkit.recipe.known_names import list_tasks
 from toolkit.recipe.optimizer_names import list_optimizers
-from toolkit.recipe.schema import Recipe
+from toolkit.recipe.schema import MeshAxes, Recipe
 from toolkit.recipe.strategy_names import list_names, strategy_names
 from toolkit.rooms import all_options
 from toolkit.tasks import task_names
@@ -51,13 +53,20 @@ def reference() -> str:
                 shown.add(listed)
                 parts.append(f"### {name}.{key} as a list\n\n{_table(list(listed.model_fields.items()))}")
             elif (nested := _section(inner.annotation)) is not None:
-                parts.append(f"### {name}.{key}\n\n{_table(list(nested.model_fields.items()))}")
+                fields = list(nested.model_fields.items()) + (_other_axes() if nested is MeshAxes else [])
+                parts.append(f"### {name}.{key}\n\n{_table(fields)}")
     parts.append(f"## Top-level keys\n\n{_table(plain)}")
     for option in all_options().values():
         if not option.typed_key:
             title = f"{option.title[0].upper()}{option.title[1:]}"
             parts.append(f"### {option.key}\n\n{title}.\n\n{_table(list(option.keys.model_fields.items()))}")
     return "\n".join(parts)
+
+
+def _other_axes() -> list[tuple[str, Any]]:
+    """The axes of a mesh that the schema has no key for."""
+    titles = {name: layout.title for name, layout in layouts().items() if name not in MeshAxes.model_fields}
+    return [(name, FieldInfo(annotation=int, default=1, description=title)) for name, title in titles.items()]
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:

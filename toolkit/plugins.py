@@ -1,7 +1,7 @@
-"""Modules that register strategies, options and optimizers: the toolkit's own, those of installed packages, and those
-that a user names.
+"""Modules that register strategies, layouts, options and optimizers: the toolkit's own, those of installed packages,
+and those that a user names.
 
-A package adds them with an entry point of the group ``toolkit.strategies``, ``toolkit.options`` or
+A package adds them with an entry point of the group ``toolkit.strategies``, ``toolkit.layouts``, ``toolkit.options`` or
 ``toolkit.optimizers`` whose value is a module. A single file needs no package: ``TOOLKIT_PLUGINS`` holds module names
 or paths of Python files, separated by commas. Worker processes and launched ranks inherit the variable, so every rank
 knows the same ones.
@@ -17,11 +17,14 @@ import pkgutil
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from toolkit.errors import InputError
 
-GROUPS = ("toolkit.strategies", "toolkit.options", "toolkit.optimizers")
+GROUPS = ("toolkit.strategies", "toolkit.layouts", "toolkit.options", "toolkit.optimizers")
 VARIABLE = "TOOLKIT_PLUGINS"
+_OWN = (("toolkit.strategies", ""), ("toolkit.strategies.layouts", ".spec"), ("toolkit.options", ".spec"))
+"""Packages of the toolkit's own: each module of them, or of each folder in them the module of that name."""
 
 
 def load_plugins(*, installed: bool = True) -> None:
@@ -36,9 +39,15 @@ def load_plugins(*, installed: bool = True) -> None:
         _load_installed()
 
 
+def named(what: str) -> Any:
+    """What ``module:name`` names."""
+    module, _, name = what.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 @functools.cache
 def _load_own() -> None:
-    for name, inside in (("toolkit.strategies", ""), ("toolkit.options", ".spec")):
+    for name, inside in _OWN:
         package = importlib.import_module(name)
         for module in pkgutil.iter_modules(package.__path__):
             if module.ispkg == bool(inside):

@@ -373,9 +373,10 @@ def asked_options(recipe: Any) -> list[Asked]:
 def active_options(recipe: Any) -> list[Asked]:
     """What is active in models of ``recipe``: what it asks for, and what is active ``by_model``; by name."""
     load_plugins(installed=False)
-    own = [option for option in REGISTERED.values() if option.typed_key]
-    others = [option for name in recipe.options if (option := option_named(name)) is not None]
-    found = (Asked(option, option.settings(recipe)) for option in sorted((*own, *others), key=lambda one: one.name))
+    mesh = recipe.strategy.mesh
+    named = {option_named(name) for name in (*recipe.options, *(() if mesh is None else mesh.axes))}
+    options = {*filter(None, named), *(option for option in REGISTERED.values() if option.typed_key)}
+    found = (Asked(option, option.settings(recipe)) for option in sorted(options, key=lambda one: one.name))
     return [one for one in found if one.settings is not None]
 
 

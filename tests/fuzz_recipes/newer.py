@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from toolkit.recipe import expertable, splittable, stageable
+from toolkit.strategies.layouts.expert import spec as expertable
+from toolkit.strategies.layouts.pipeline import spec as stageable
+from toolkit.strategies.layouts.tensor import spec as splittable
 
 MODELS = {"tensor": splittable.FAMILIES, "pipeline": stageable.FAMILIES}
 

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from cases import every_case
 from jobs import plain_run
 from plugin_pages import plugin_of
 from tiny import recipe_dict
@@ -72,31 +73,23 @@ def test_config_says_what_no_file_has(recipe_file: Path, tmp_path: Path) -> None
     assert re.search(r"^options\.soft-cap .*not in training_args\.json", done.output, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("written", "message"),
     [
-        ({"cap": "much"}, r"recipe\.yaml:\d+:\d+: options\.soft-cap\.cap: input should be a valid number"),
-        ({"cap": 0.5, "kap": 1}, r"recipe\.yaml:\d+:\d+: options\.soft-cap\.kap: unknown key; did you mean cap\?"),
-        ({}, r"options\.soft-cap\.cap: missing"),
+        ({NAME: {"cap": "much"}}, r"recipe\.yaml:\d+:\d+: options\.soft-cap\.cap: input should be a valid number"),
+        ({NAME: {"cap": 0.5, "kap": 1}}, r"recipe\.yaml:\d+:\d+: options\.soft-cap\.kap: unknown .* mean cap\?"),
+        ({NAME: {}}, r"options\.soft-cap\.cap: missing"),
+        ({"hard-cap": {}}, r"recipe\.yaml:\d+:\d+: options\.hard-cap: .*\(known: soft-cap\); TOOLKIT_PLUGINS"),
     ],
 )
 def test_its_keys_are_typed(recipe_file: Path, written: dict[str, Any], message: str) -> None:
     values = yaml.safe_load(recipe_file.read_text())
-    recipe_file.write_text(yaml.safe_dump(values | {"options": {NAME: written}}, sort_keys=False))
+    recipe_file.write_text(yaml.safe_dump(values | {"options": written}, sort_keys=False))
     with pytest.raises(InputError, match=message):
         load_recipe(recipe_file)
 
 
-def test_an_option_that_nothing_defines(recipe_file: Path) -> None:
-    values = yaml.safe_load(recipe_file.read_text())
-    recipe_file.write_text(yaml.safe_dump(values | {"options": {"hard-cap": {}}}, sort_keys=False))
-    with pytest.raises(
-        InputError, match=r"recipe\.yaml:\d+:\d+: options\.hard-cap: .*\(known: soft-cap\); TOOLKIT_PLUGINS"
-    ):
-        load_recipe(recipe_file)
-
-
-@pytest.mark.parametrize(
+@every_case(
     ("sections", "message"),
     [
         ({"loss": "fused"}, "loss: fused computes no logits"),
@@ -123,7 +116,7 @@ def test_a_checkpoint_of_it_says_which_module_is_missing(tiny_root: Path) -> Non
         read_earlier(values, recipe_version(), "recipe.json")
 
 
-@pytest.mark.parametrize("lacks", ["title", "claim", "missing"])
+@every_case("lacks", ["title", "claim", "missing"])
 def test_an_option_without_a_part_is_refused_where_it_is_loaded(lacks: str) -> None:
     parts = {"name": "half", "title": "a half", "claim": ("half", "halves"), "missing": "no-half"}
     del parts[lacks]

@@ -14,13 +14,13 @@ from families import EVERY_FAMILY
 from media import SEEING
 from toolkit.model.silence import silence_libraries
 from toolkit.options.varlen.spec import why_not_varlen
-from toolkit.recipe.contextable import attention_heads
-from toolkit.recipe.expertable import expert_count
 from toolkit.recipe.fusable import why_not_fusable
 from toolkit.recipe.model_facts import UNKNOWN, ModelFacts
 from toolkit.recipe.quantisable import why_not_trainable
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
+from toolkit.strategies.layouts.context.spec import attention_heads
+from toolkit.strategies.layouts.expert.spec import expert_count
 
 KEYS = (
     "num_attention_heads", "num_key_value_heads", "intermediate_size", "num_hidden_layers", "head_dim", "hidden_size",

@@ -34,7 +34,7 @@ from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 from toolkit.strategies.engines.base import Engine
 from toolkit.strategies.engines.pieces import Saved
-from toolkit.strategies.layouts.tensor import Layers
+from toolkit.strategies.layouts.tensor.engine import Layers
 from toolkit.training import checkpoint, loop
 from toolkit.training.guard import LossGuard
 from toolkit.training.loop import Progress

@@ -18,12 +18,12 @@ import pytest
 from families import EVERY_FAMILY
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
-from toolkit.recipe.expertable import FAMILIES as WITH_EXPERTS
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
-from toolkit.recipe.splittable import FAMILIES as WITH_LAYERS
-from toolkit.recipe.stageable import FAMILIES as WITH_STAGES
 from toolkit.strategies import resolve, strategies
+from toolkit.strategies.layouts.expert.spec import FAMILIES as WITH_EXPERTS
+from toolkit.strategies.layouts.pipeline.spec import FAMILIES as WITH_STAGES
+from toolkit.strategies.layouts.tensor.spec import FAMILIES as WITH_LAYERS
 from toolkit.verification.faults import context, experts, faults, layers, mesh, stages
 
 Axes = Mapping[str, int]

@@ -212,7 +212,7 @@ def test_other_weights_between_divided_layers_are_refused() -> None:
     model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**config))
     model.model.layers[1].mlp.scale = torch.nn.RMSNorm(16)
     with pytest.raises(InputError, match=r"recipe: strategy\.mesh\.tensor: model\.layers\.1\.mlp\.scale has weights"):
-        split_layers(model, Ranks(2, 0, lambda tensor: None), "recipe")
+        split_layers(model, Ranks(2, 0, lambda tensor: None, lambda tensor: [tensor]), "recipe")
 
 
 def test_dropout_of_adapters_on_experts_is_refused_with_what_to_set(recipe: Make) -> None:

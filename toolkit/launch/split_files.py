@@ -15,8 +15,6 @@ from toolkit.rooms import asked_options
 from toolkit.strategies.fsdp import FsdpSettings
 from toolkit.upstream.transformers import why_trainer_takes_no_split
 
-_AXES = ("context", "tensor", "pipeline", "expert")
-
 
 def split_files(resolved: Resolved, folder: str | Path) -> dict[str, str]:
     """File names and contents: distributed_config.json, training_args.json, and accelerate.yaml, which starts processes
@@ -66,9 +64,7 @@ def _check(resolved: Resolved) -> None:
         problems.append(f"strategy.name: {strategy.name}; transformers splits models with FSDP2: set fsdp2")
     if resolved.world_size < 2:
         problems.append("machine.processes: 1; there is nothing to divide: set at least 2")
-    problems += [
-        f"strategy.mesh.{axis}: the Trainer is not proven with it; set 1" for axis in _AXES if _size(resolved, axis) > 1
-    ]
+    problems += [f"strategy.mesh.{axis}: the Trainer is not proven with it; set 1" for axis in resolved.mesh.axes]
     if strategy.offload != "none":
         problems.append(f"strategy.offload: {strategy.offload}; the Trainer is not proven with it; set none")
     if not strategy.reshard_after_forward:
@@ -82,7 +78,3 @@ def _check(resolved: Resolved) -> None:
         problems.append(reason)
     if problems:
         raise InputError(*(f"{resolved.source}: --for transformers: {problem}" for problem in problems))
-
-
-def _size(resolved: Resolved, axis: str) -> int:
-    return int(getattr(resolved.mesh, axis))

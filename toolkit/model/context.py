@@ -43,10 +43,7 @@ _GROUPS: dict[int, dist.ProcessGroup] = {}
 
 def divide_rows(model: Any, resolved: Resolved) -> None:
     """Make the attention of ``model`` exchange over the ranks of ``strategy.mesh.context``. Every process calls it."""
-    count = resolved.mesh.context
-    if count == 1:
-        return
-    _GROUPS[count] = group_of(resolved, resolved.mesh.context_ranks, "rows")
+    _GROUPS[resolved.mesh.context] = group_of(resolved, resolved.mesh.context_ranks, "rows")
     attend_in_parts(model)
 
 

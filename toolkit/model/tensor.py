@@ -75,11 +75,12 @@ class Division:
 @dataclass(frozen=True)
 class Ranks:
     """The ranks that divide layers with this one, and its place among them. ``add_up``: sums a tensor over them in
-    place."""
+    place. ``gather``: the tensors of one shape that they have, in their order."""
 
     count: int
     index: int
     add_up: Callable[[torch.Tensor], None]
+    gather: Callable[[torch.Tensor], list[torch.Tensor]]
 
 
 _GROUPS: dict[tuple[str, tuple[int, ...]], tuple[Any, dist.ProcessGroup]] = {}
@@ -118,7 +119,12 @@ def own_ranks(resolved: Resolved) -> Ranks:
     def add_up(tensor: torch.Tensor) -> None:
         dist.all_reduce(tensor, group=group)
 
-    return Ranks(resolved.mesh.tensor, resolved.mesh.column(dist.get_rank()), add_up)
+    def gather(tensor: torch.Tensor) -> list[torch.Tensor]:
+        found = [torch.empty_like(tensor) for _ in range(resolved.mesh.columns)]
+        dist.all_gather(found, tensor, group=group)
+        return found
+
+    return Ranks(resolved.mesh.columns, resolved.mesh.column(dist.get_rank()), add_up, gather)
 
 
 def split_layers(model: nn.Module, ranks: Ranks, source: str) -> dict[str, Division]:
@@ -308,6 +314,20 @@ class _Leaving(torch.autograd.Function):
         return outer[0], None
 
 
+class _Gathering(torch.autograd.Function):
+    """The columns of all ranks, side by side; each rank's gradient is that of its own, since all compute the same with
+    the whole."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+        ctx.ranks = ranks
+        return torch.cat(ranks.gather(x.contiguous()), dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return outer[0].chunk(ctx.ranks.count, dim=-1)[ctx.ranks.index].contiguous(), None
+
+
 def _added(x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     total = x.clone(memory_format=torch.contiguous_format)
     ranks.add_up(total)
@@ -322,6 +342,11 @@ def entering(x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
 def leaving(x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     """The sum over the ranks of ``x``, of which each has computed a part."""
     return _Leaving.apply(x, ranks)
+
+
+def gathered(x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """The columns of which each rank has computed as many as ``x`` has, whole on every rank."""
+    return _Gathering.apply(x, ranks)
 
 
 def _columns(ranks: Ranks) -> Callable[..., torch.Tensor]:

@@ -89,14 +89,7 @@ class Candidate:
         parts: list[str] = [recipe.strategy.name]
         if self.resolved.mesh.hybrid:
             parts.append(f"mesh {self.resolved.mesh.replicate} x {self.resolved.mesh.shard}")
-        if self.resolved.mesh.context > 1:
-            parts.append(f"context {self.resolved.mesh.context}")
-        if self.resolved.mesh.tensor > 1:
-            parts.append(f"tensor {self.resolved.mesh.tensor}")
-        if self.resolved.mesh.expert > 1:
-            parts.append(f"expert {self.resolved.mesh.expert}")
-        if self.resolved.mesh.pipeline > 1:
-            parts.append(f"pipeline {self.resolved.mesh.pipeline}")
+        parts += [f"{axis} {size}" for axis, size in self.resolved.mesh.axes.items()]
         if recipe.strategy.sync is not None:
             parts.append(f"sync {recipe.strategy.sync}")
         if not getattr(self.resolved.settings, "reshard", True):
@@ -173,10 +166,7 @@ class Candidate:
             "host_load_bytes": self.host_loading,
             "disk": self.storage.to_json(),
             "mesh": {"replicate": self.resolved.mesh.replicate, "shard": self.resolved.mesh.shard}
-            | ({"context": self.resolved.mesh.context} if self.resolved.mesh.context > 1 else {})
-            | ({"tensor": self.resolved.mesh.tensor} if self.resolved.mesh.tensor > 1 else {})
-            | ({"expert": self.resolved.mesh.expert} if self.resolved.mesh.expert > 1 else {})
-            | ({"pipeline": self.resolved.mesh.pipeline} if self.resolved.mesh.pipeline > 1 else {}),
+            | self.resolved.mesh.axes,
             "stages": [
                 {"first_block": blocks[0], "last_block": blocks[-1], "peak_bytes": peak} for blocks, peak in self.stages
             ],

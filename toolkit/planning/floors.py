@@ -37,10 +37,7 @@ def _at_least(resolved: Resolved, other: Resolved) -> bool:
     alike = (
         _computes(other) in ("cast", _computes(resolved))
         and recipe.loss == known.loss
-        and resolved.mesh.context == other.mesh.context
-        and resolved.mesh.tensor == other.mesh.tensor
-        and resolved.mesh.pipeline == other.mesh.pipeline
-        and resolved.mesh.expert == other.mesh.expert
+        and resolved.mesh.axes == other.mesh.axes
     )
     less = _RECOMPUTES[recipe.activation_checkpointing] <= _RECOMPUTES[known.activation_checkpointing]
     alike = alike and less and resolved.micro_size >= other.micro_size

@@ -36,7 +36,12 @@ def acted_ranks(count: int) -> Ranks:
         if (on_bytes := _ON_BYTES.get()) is not None:
             on_bytes(tensor.numel() * tensor.element_size())
 
-    return Ranks(count, 0, add_up)
+    def gather(tensor: torch.Tensor) -> list[torch.Tensor]:
+        if (on_bytes := _ON_BYTES.get()) is not None:  # all parts, around the ring once and not twice
+            on_bytes(tensor.numel() * tensor.element_size() * count // 2)
+        return [tensor] * count
+
+    return Ranks(count, 0, add_up, gather)
 
 
 def acted_experts(count: int) -> ExpertRanks:

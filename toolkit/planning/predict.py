@@ -62,8 +62,8 @@ class Planner:
     images: Images | None = None
     traces: dict[Shape, Traced] = field(default_factory=dict)
     expanded: dict[tuple[Shape, bool], list[Point]] = field(default_factory=dict)
-    divided: dict[tuple[int, int], Planner] = field(default_factory=dict)
-    """Of the same rows, by how many ranks divide the layers, and the experts: each has its own skeleton."""
+    divided: dict[tuple[object, ...], Planner] = field(default_factory=dict)
+    """Of the same rows, by how many ranks divide the weights (``Mesh.weights``): each has its own skeleton."""
 
     def __post_init__(self) -> None:
         self._entry = cache.entry(self.resolved, self.length, self.loop, self.images)
@@ -96,8 +96,8 @@ class Planner:
     def for_layers_of(self, resolved: Resolved) -> Planner:
         """This one, or one whose layers and experts are divided as those of ``resolved``, a variant of this planner's
         recipe."""
-        counts = resolved.mesh.tensor, resolved.mesh.expert
-        if counts == (self.resolved.mesh.tensor, self.resolved.mesh.expert):
+        counts = resolved.mesh.weights
+        if counts == self.resolved.mesh.weights:
             return self
         if counts not in self.divided:
             self.divided[counts] = Planner.of(resolved, self.length, self.loop, self.images)

@@ -103,8 +103,7 @@ def _candidate(search: Search, strategy: dict[str, Any], per_node: int, nodes: i
 def _row(candidate: Candidate) -> dict[str, Any]:
     resolved, seconds = candidate.resolved, candidate.seconds
     mesh = resolved.mesh
-    sizes = {"context": mesh.context, "tensor": mesh.tensor, "pipeline": mesh.pipeline, "expert": mesh.expert}
-    parts = {axis: size for axis, size in sizes.items() if size > 1}
+    parts = mesh.axes
     words = [resolved.recipe.strategy.name]
     words += ["hybrid"] if mesh.hybrid else []
     words += [f"{axis} {size}" for axis, size in parts.items()]

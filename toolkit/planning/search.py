@@ -22,13 +22,13 @@ from toolkit.planning.stages import Stage
 from toolkit.planning.starting import Start
 from toolkit.planning.storage import Storage
 from toolkit.planning.time import Rates, Seconds, exchanged, staged_seconds, step_seconds
-from toolkit.recipe.expertable import FAMILIES, expert_count
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import own_keys
 from toolkit.recipe.traits import Traits
 from toolkit.rooms import check_whole, host_options, host_settings, whole_keys
 from toolkit.strategies import resolve, strategies, strategy_of
+from toolkit.strategies.layouts.expert.spec import FAMILIES, expert_count
 from toolkit.strategies.memory.base import Holdings
 
 _KEPT = {"sync": "last", "reshard_after_forward": False}

@@ -14,18 +14,18 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError, first_line
+from toolkit.layouts import layouts_of
 from toolkit.model.adapters import add_adapter
 from toolkit.model.checkpointing import find_blocks
-from toolkit.model.experts import divide_experts
 from toolkit.model.freezing import freeze_matching
 from toolkit.model.load import switch_off_cache
 from toolkit.model.packed_layers import packed_layers
-from toolkit.model.tensor import Division, split_layers
+from toolkit.model.tensor import Division
 from toolkit.model.unreached import freeze, unreached
 from toolkit.optim.groups import decayed_names, group_of, hidden_matrices
 from toolkit.planning.contents import Contents
 from toolkit.planning.kinds import choose_blocks, cut_blocks
-from toolkit.planning.parts import acted_experts, acted_ranks
+from toolkit.plugins import named
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter, Optimizer
@@ -99,11 +99,9 @@ def build(resolved: Resolved, double_quant: bool = True) -> Skeleton:
         model = _adapted(model, resolved)
     if linears and resolved.base is not None:
         resolved.base.size(model, linears, resolved, double_quant)
-    divided: Mapping[str, Division] = {}
-    if resolved.mesh.tensor > 1:
-        divided = split_layers(model, acted_ranks(resolved.mesh.tensor), resolved.source)
-    if resolved.mesh.expert > 1:
-        divided = divide_experts(model, acted_experts(resolved.mesh.expert), resolved.source)
+    divided: dict[str, Division] = {}
+    for layout, size in layouts_of(resolved.mesh):
+        divided |= layout.divide(model, named(layout.acted)(size), resolved.source)
     _freeze_unreached(model, resolved)
     prepare_options(model, resolved, before_adapters=False, traced=True)
     model.train()

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from toolkit.layouts import layouts_of
 from toolkit.optimizers import optimizer_kind
 from toolkit.planning.attention_rates import part as attention_part
 from toolkit.planning.hardware import Device
@@ -155,22 +156,20 @@ def computing(
 
 
 def exchanged(segments: list[Segment], order: list[int], mesh: Mesh) -> list[Sent]:
-    """What a rank sends to the others that divide its rows, in one micro-batch: of what it exchanges all but its own
-    part. To those that divide its layers: what it adds up with them goes around their ring twice. To those that divide
-    its experts: the rows of tokens that have chosen theirs, of experts that are chosen alike."""
+    """What a rank sends along each axis in one micro-batch: all but its own part of what it exchanges, which of divided
+    rows is their tokens, and of divided experts the tokens that have chosen them, of experts that are chosen alike; and
+    what it adds up, around the ring twice."""
     times = [1 if segment.block == OUTSIDE else order.count(segment.block) for segment in segments]
     rows, exchanges, parts, sums = (
         sum(count * getattr(segment, name) for count, segment in zip(times, segments, strict=True))
         for name in ("exchanged", "exchanges", "summed", "sums")
     )
-    found = []
-    if mesh.context > 1:
-        found.append(Sent(rows * (mesh.context - 1) / mesh.context, exchanges, "context"))
-    if mesh.expert > 1:
-        found.append(Sent(parts * (mesh.expert - 1) / mesh.expert, sums, "expert"))
-    if mesh.tensor > 1:
-        found.append(Sent(2 * parts * (mesh.tensor - 1) / mesh.tensor, sums, "tensor"))
-    return found
+    moved = {"exchanged": (rows, exchanges), "summed": (parts, sums)}
+    return [
+        Sent(layout.passes * moved[layout.moved][0] * (size - 1) / size, moved[layout.moved][1], layout.name)
+        for layout, size in layouts_of(mesh)
+        if layout.passes
+    ]
 
 
 def step_seconds(
@@ -296,34 +295,27 @@ class Wire:
 
     def __init__(self, resolved: Resolved, device: Device, rates: Rates) -> None:
         machine, mesh = resolved.recipe.machine, resolved.mesh
-        sizes = {
-            "all": mesh.stage_size // mesh.tensor,
+        sizes = mesh.axes | {
+            "all": mesh.stage_size // mesh.columns,
             "shard": mesh.shard,
             "replicate": mesh.replicate,
-            "context": mesh.context,
-            "tensor": mesh.tensor,
             "pipeline": 2,
-            "expert": mesh.expert,
             "copies": mesh.expert_shards,
         }
-        node = machine.processes // mesh.tensor
+        node = machine.processes // mesh.columns
         beyond = mesh.stage_size > machine.processes  # a stage's ranks are consecutive
+        # Whether rings cross, other axes' do not, and how many at once: of every place within a layer there is one;
+        # every rank of a stage has a neighbour of its own.
         crosses = {
-            "all": beyond,
-            "shard": mesh.shard > node,
-            "replicate": beyond,
-            "context": False,
-            "tensor": False,
-            "pipeline": machine.nodes > 1,
-            "expert": False,
-            "copies": mesh.shard > node,
+            "all": (beyond, mesh.columns),
+            "shard": (mesh.shard > node, mesh.columns),
+            "replicate": (beyond, mesh.columns * min(mesh.shard, node)),
+            "pipeline": (machine.nodes > 1, min(mesh.stage_size, machine.processes)),
+            "copies": (mesh.shard > node, mesh.expert),
         }
-        # Of every place within a layer there is a ring; every rank of a stage has a neighbour of its own.
-        rings = {"all": mesh.tensor, "shard": mesh.tensor, "replicate": mesh.tensor * min(mesh.shard, node),
-                 "context": 1, "tensor": 1, "pipeline": min(mesh.stage_size, machine.processes),
-                 "expert": 1, "copies": mesh.expert}  # fmt: skip
         within, between = device.link * rates.link, rates.between_nodes * rates.link
-        self.speeds = {axis: 1e9 * (min(within, between / rings[axis]) if crosses[axis] else within) for axis in sizes}
+        slowest = {axis: min(within, between / rings) for axis, (across, rings) in crosses.items() if across}
+        self.speeds = {axis: 1e9 * slowest.get(axis, within) for axis in sizes}
         self.latencies = {axis: rates.latency * math.log2(max(2, size)) for axis, size in sizes.items()}
 
     def seconds(self, size: float, collectives: float, axis: Axis = "all") -> float:

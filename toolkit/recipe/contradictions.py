@@ -126,8 +126,8 @@ def _samples(recipe: Recipe) -> list[str]:
                 "template; write it as a text"
             )
     mesh = recipe.strategy.mesh
-    for axis, why in _WITHOUT_ANSWERS.items() if mesh is not None else ():
-        if getattr(mesh, axis) > 1:
+    for axis, why in _WITHOUT_ANSWERS.items():
+        if mesh is not None and axis in mesh.axes:
             found.append(f"run.sample_prompts: not with strategy.mesh.{axis}: {why}; remove one of them")
     return found
 

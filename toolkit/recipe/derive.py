@@ -8,6 +8,7 @@ from typing import Any
 
 from toolkit.base_formats import BaseFormat, asked_base
 from toolkit.errors import InputError
+from toolkit.layouts import layout_named
 from toolkit.machine import cuda_device_count
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.combinable import check_combination
@@ -139,8 +140,10 @@ def _mesh(recipe: Recipe, traits: Traits, world_size: int, decide: Decisions) ->
     if asked is None:
         return Mesh(1, world_size) if traits.shards else Mesh(world_size, 1)
     mesh = Mesh.of(asked, bool(traits.shards))
-    for axis, reason in reasons(mesh, recipe.machine, traits.hybrid).items():
-        decide(f"strategy.mesh.{axis}", getattr(asked, axis), reason)
+    why = reasons(mesh, recipe.machine, traits.hybrid)
+    for axis, size in asked:
+        layout = layout_named(axis)
+        decide(f"strategy.mesh.{axis}", size, why[axis] if layout is None else layout.reason(mesh))
     return mesh
 
 

@@ -52,10 +52,13 @@ def read_earlier(
     except ValidationError as error:
         found = [f"{'.'.join(map(str, one['loc']))}: {one['msg'][0].lower()}{one['msg'][1:]}" for one in error.errors()]
         instead = "use the version that wrote it, or a later one"
-        if any(one["loc"][:1] == ("options",) or one["loc"] in _NAMES for one in error.errors()):
+        if any(
+            one["loc"][:1] == ("options",) or one["loc"] in _NAMES or one["loc"][:2] == _MESH for one in error.errors()
+        ):
             instead = f"if a module of yours or of another package defines it, name that in {VARIABLE}; else {instead}"
         raise InputError(f"{source}: this version cannot read it ({'; '.join(found)}); {instead}") from None
 
 
 _NAMES = (("strategy", "name"), ("optimizer", "name"))
-"""Keys whose values other modules may define, as all that is below ``options``."""
+_MESH = ("strategy", "mesh")
+"""Keys whose values other modules may define, as all that is below ``options``, and axes of the mesh."""

@@ -14,9 +14,10 @@ from pydantic_core import ErrorDetails
 
 from toolkit.command_line import OVERRIDE
 from toolkit.errors import InputError, Place
+from toolkit.layouts import layouts
 from toolkit.recipe.adapter_options import adapter_problems
 from toolkit.recipe.positions import Document, KeyPath, parse, read
-from toolkit.recipe.schema import Recipe
+from toolkit.recipe.schema import MeshAxes, Recipe
 from toolkit.recipe.yaml_text import dump
 from toolkit.rooms import option_named
 
@@ -152,6 +153,8 @@ def _keys_at(path: KeyPath) -> list[str]:
     if path[:1] == ("options",):
         option = option_named(str(path[1]))
         return [] if option is None else list(option.keys.model_fields)
+    if path == ("strategy", "mesh"):
+        return [*MeshAxes.model_fields, *(name for name in layouts() if name not in MeshAxes.model_fields)]
     for part in path:
         if isinstance(part, str):  # a number is a place in a list of sections
             section = next(_sections(section.model_fields[part].annotation))

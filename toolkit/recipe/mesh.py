@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from toolkit.layouts import layouts_of
 from toolkit.recipe.mesh_refusals import mesh_refusal
 
 if TYPE_CHECKING:
     from toolkit.recipe.schema import Machine, MeshAxes, Recipe
     from toolkit.recipe.traits import Traits
-
-AXES = ("replicate", "shard", "context", "tensor", "pipeline", "expert")
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,8 @@ class Mesh:
     the ranks of the two others.
     ``expert``: consecutive ranks that divide the experts of each layer; they are among the ranks of ``shard``.
     ``pipeline``: the outermost axis: the first ranks, as many as the others make, have the first blocks of the model,
-    the next ranks the next ones."""
+    the next ranks the next ones.
+    ``others``: axes of layouts in files of their own, whose ranks lie as those of ``tensor`` do."""
 
     replicate: int
     shard: int
@@ -33,11 +33,28 @@ class Mesh:
     tensor: int = 1
     pipeline: int = 1
     expert: int = 1
+    others: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The axes that a layout divides something over, with more than one rank."""
+        own = {"context": self.context, "tensor": self.tensor, "pipeline": self.pipeline, "expert": self.expert}
+        return {axis: size for axis, size in (*own.items(), *self.others) if size > 1}
+
+    @property
+    def columns(self) -> int:
+        """How many consecutive ranks train on the same samples, each with its part of some weights."""
+        return self.tensor * math.prod(size for _, size in self.others)
+
+    @property
+    def weights(self) -> tuple[object, ...]:
+        """What the shapes of a rank's weights depend on."""
+        return self.tensor, self.expert, *self.others
 
     @property
     def stage_size(self) -> int:
         """The number of ranks that have the same blocks of the model."""
-        return self.replicate * self.shard * self.tensor
+        return self.replicate * self.shard * self.columns
 
     def stage(self, rank: int) -> int:
         """Which of ``pipeline`` groups of consecutive blocks a rank has, from 0."""
@@ -49,32 +66,32 @@ class Mesh:
 
     def replica(self, rank: int) -> int:
         """Which copy of its state a rank holds."""
-        return rank % self.stage_size // (self.tensor * self.shard)
+        return rank % self.stage_size // (self.columns * self.shard)
 
     def place(self, rank: int) -> int:
         """A rank's place among those of ``shard``, from 0: which part of the sharded state it holds."""
-        return rank // self.tensor % self.shard
+        return rank // self.columns % self.shard
 
     def context_ranks(self, rank: int) -> list[int]:
         """The ranks that divide the tokens of its rows with this one, and have the same part of every layer."""
-        column, at = self.column(rank), rank // self.tensor
+        column, at = self.column(rank), rank // self.columns
         first = at - at % self.context
-        return [(first + index) * self.tensor + column for index in range(self.context)]
+        return [(first + index) * self.columns + column for index in range(self.context)]
 
     def column(self, rank: int) -> int:
-        """A rank's place among those of ``tensor``, from 0: which part of each divided matrix it holds."""
-        return rank % self.tensor
+        """A rank's place among those of ``columns``, from 0: which part of each divided weight it holds."""
+        return rank % self.columns
 
     def layer_ranks(self, rank: int) -> list[int]:
         """The ranks that divide the layers with this one."""
         first = rank - self.column(rank)
-        return list(range(first, first + self.tensor))
+        return list(range(first, first + self.columns))
 
     def state_peers(self, rank: int) -> list[int]:
         """The ranks that hold the same part of every layer as this one, or shard it with this one: those that sum
         gradients."""
         first = self.stage(rank) * self.stage_size
-        return list(range(first + self.column(rank), first + self.stage_size, self.tensor))
+        return list(range(first + self.column(rank), first + self.stage_size, self.columns))
 
     def expert_ranks(self, rank: int) -> list[int]:
         """The ranks that divide the experts of each layer with this one."""
@@ -97,11 +114,14 @@ class Mesh:
     def divided_alike(self, world: int, traits: Traits) -> dict[str, int] | None:
         """``strategy.mesh`` for a strategy without copies of what it shards, with rows and, where it divides any,
         layers divided as here; None where they are not."""
-        tensor = self.tensor if "tensor" in traits.layouts else 1
-        if self.context * tensor == 1:
+        divided = {
+            layout.name: size
+            for layout, size in layouts_of(self)
+            if layout.name not in ("pipeline", "expert") and layout.under(traits)
+        }
+        if not divided:
             return None
-        rest = {"shard" if traits.shards else "replicate": world // self.context // tensor}
-        return {"context": self.context, "tensor": tensor, **rest}
+        return divided | {"shard" if traits.shards else "replicate": world // math.prod(divided.values())}
 
     @property
     def hybrid(self) -> bool:
@@ -114,9 +134,10 @@ class Mesh:
         state where the strategy does (``shards``), and else hold copies of it. Those of the expert axis train the same
         weights but experts on other samples, under strategies that shard."""
         axes = asked.context, asked.tensor, asked.pipeline, asked.expert
+        others = tuple(asked.others.items())
         if shards:
-            return cls(asked.replicate, asked.shard * asked.context * asked.expert, *axes)
-        return cls(asked.replicate * asked.context, asked.shard, *axes)
+            return cls(asked.replicate, asked.shard * asked.context * asked.expert, *axes, others)
+        return cls(asked.replicate * asked.context, asked.shard, *axes, others)
 
 
 def stage_blocks(blocks: int, stages: int) -> list[range]:
@@ -161,26 +182,22 @@ def mesh_problems(recipe: Recipe, traits: Traits) -> list[str]:
     asked = recipe.strategy.mesh
     if asked is None:
         return []
-    sizes = {axis: int(getattr(asked, axis)) for axis in AXES}
-    machine, product = recipe.machine, math.prod(sizes.values())
+    machine = recipe.machine
+    product = asked.replicate * asked.shard * math.prod(asked.axes.values())
     world = machine.processes * machine.nodes
     if product != world:
         written = f"replicate {asked.replicate} x shard {asked.shard}"
-        written += "".join(f" x {axis} {sizes[axis]}" for axis in AXES[2:] if sizes[axis] > 1)
+        written += "".join(f" x {axis} {size}" for axis, size in asked.axes.items())
         written += f" = {product}"
         return [f"strategy.mesh: {written}, but there are {_processes(machine)}; {_instead(recipe, world, product)}"]
     if (refused := mesh_refusal(recipe, traits)) is not None:
         return [refused]
-    if machine.processes % asked.context:
-        return [
-            f"strategy.mesh.context: {asked.context} consecutive ranks exchange keys and values in every layer and "
-            f"have to be on one node, which has {machine.processes} processes; set a divisor of {machine.processes}"
-        ]
-    if machine.processes % asked.tensor:
-        return [
-            f"strategy.mesh.tensor: {asked.tensor} consecutive ranks add up hidden states in every layer and have to "
-            f"be on one node, which has {machine.processes} processes; set a divisor of {machine.processes}"
-        ]
+    for layout, size in layouts_of(asked):
+        if layout.exchange and machine.processes % size:
+            return [
+                f"{layout.key}: {size} consecutive ranks {layout.exchange} and have to be on one node, which has "
+                f"{machine.processes} processes; set a divisor of {machine.processes}"
+            ]
     if machine.processes % (asked.tensor * asked.context):
         together = asked.tensor * asked.context
         return [
@@ -188,12 +205,7 @@ def mesh_problems(recipe: Recipe, traits: Traits) -> list[str]:
             f"layer and have to be on one node, which has {machine.processes} processes; set two numbers whose "
             f"product, now {together}, divides {machine.processes}"
         ]
-    if machine.processes % asked.expert:
-        return [
-            f"strategy.mesh.expert: {asked.expert} consecutive ranks exchange tokens in every layer of experts and "
-            f"have to be on one node, which has {machine.processes} processes; set a divisor of {machine.processes}"
-        ]
-    together = asked.tensor * asked.expert
+    together = asked.columns * asked.expert
     node = machine.processes // together
     if asked.shard % node and node % asked.shard:
         ranks = "consecutive ranks" if together == 1 else f"groups of {together} ranks"
@@ -214,8 +226,7 @@ def _instead(recipe: Recipe, world: int, product: int) -> str:
     asked, nodes = recipe.strategy.mesh, recipe.machine.nodes
     assert asked is not None
     rows = world
-    for axis in ("context", "tensor", "pipeline", "expert"):
-        size = int(getattr(asked, axis))
+    for axis, size in asked.axes.items():
         if rows % size:
             return f"set {axis} to a divisor of {rows}" if rows > 1 else f"set {axis}: 1"
         rows //= size
@@ -231,8 +242,9 @@ def _instead(recipe: Recipe, world: int, product: int) -> str:
 
 
 def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
-    """Why each axis has its size, for `config --explain`. ``hybrid``: what has copies, as the strategy's traits say."""
-    node = machine.processes // mesh.tensor
+    """Why state is copied and sharded as often as it is, for `config --explain`; of other axes their layouts say it.
+    ``hybrid``: what has copies, as the strategy's traits say."""
+    node = machine.processes // mesh.columns
     across = mesh.shard // node
     if mesh.shard == 1:
         shard = "nothing is sharded"
@@ -243,8 +255,8 @@ def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
         shard = f"{whole} processes of a node: weights are gathered within it"
     else:
         shard = f"{across} nodes: weights are gathered over the network between them"
-    if mesh.tensor > 1 and mesh.shard > 1:
-        shard += f"; ranks {mesh.tensor} apart, which have the same part of every layer"
+    if mesh.columns > 1 and mesh.shard > 1:
+        shard += f"; ranks {mesh.columns} apart, which have the same part of every layer"
     if mesh.context > 1 and mesh.shard > 1:
         shard += f"; the ranks of context divide the state too: {mesh.shard} parts of it"
     if mesh.expert > 1 and mesh.shard > 1:
@@ -266,41 +278,4 @@ def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
         replicate = "second copies of the weights, one in each group of ranks: gradients are reduced over all ranks"
     else:
         replicate = f"copies of what is sharded, each {mesh.shard} ranks apart: their gradients are all-reduced{over}"
-    context = "every row's tokens are computed by one process"
-    if mesh.context > 1:
-        apart = "consecutive ranks" if mesh.tensor == 1 else f"ranks that are {mesh.tensor} apart"
-        context = (
-            f"{mesh.context} {apart} each compute a part of every row's tokens, and in attention all tokens "
-            "of a part of the heads (Ulysses, arXiv:2309.14509); they train on the same samples. Not in "
-            "training_args.json: the Trainer would give each of them samples of its own"
-        )
-    tensor = "every layer is computed by one process"
-    if mesh.tensor > 1:
-        tensor = (
-            f"{mesh.tensor} consecutive ranks each compute a part of every layer's matrices and heads "
-            "(arXiv:1909.08053); they train on the same samples. Not in training_args.json: the Trainer reads it from "
-            "the model; nor in deepspeed.json, with which another script would give each of them samples of its own"
-        )
-    pipeline = "every process computes all blocks"
-    if mesh.pipeline > 1:
-        pipeline = (
-            f"{mesh.pipeline} stages of consecutive blocks, on ranks {mesh.stage_size} apart, which train on the same "
-            "samples: micro-batches of a step pass through them one after another (1F1B, arXiv:2104.04473). Not in "
-            "accelerate.yaml, which has no key for it, nor in training_args.json: another script would give each of "
-            "them samples of its own"
-        )
-    expert = "every process has all experts"
-    if mesh.expert > 1:
-        expert = (
-            f"{mesh.expert} consecutive ranks each have a part of every layer's experts, to which all of them send "
-            "their tokens (arXiv:2006.16668); each trains on samples of its own. Not in accelerate.yaml nor in "
-            "training_args.json: other scripts would keep all experts on every device"
-        )
-    return {
-        "replicate": replicate,
-        "shard": shard,
-        "context": context,
-        "tensor": tensor,
-        "pipeline": pipeline,
-        "expert": expert,
-    }
+    return {"replicate": replicate, "shard": shard}

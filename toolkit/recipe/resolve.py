@@ -118,7 +118,7 @@ class Resolved:
     @property
     def state_ranks(self) -> int:
         """Number of ranks that divide what the strategy shards: gradients, optimizer state, master weights."""
-        return self.world_size // self.mesh.tensor if self.traits.hybrid == "weights" else self.mesh.shard
+        return self.world_size // self.mesh.columns if self.traits.hybrid == "weights" else self.mesh.shard
 
     @property
     def reduces_each_micro_batch(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from typing import Annotated, Any, Literal
@@ -22,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from toolkit.layouts import check_layouts, list_layouts
 from toolkit.recipe.adapter_methods import METHODS, known_method, list_methods
 from toolkit.recipe.known_names import known_task, list_tasks
 from toolkit.recipe.optimizer_names import (
@@ -493,6 +495,10 @@ SCHEDULE_KEYS = {
 class MeshAxes(Section):
     """How the processes are divided; the product of all axes is their number."""
 
+    model_config = ConfigDict(extra="allow", json_schema_extra=list_layouts)
+    __pydantic_extra__: dict[str, Positive] = Field(init=False)
+    """The axes of layouts in files of their own (toolkit/layouts.py), by name."""
+
     replicate: Positive = Field(
         1, description="copies of what `shard` divides; between nodes they exchange gradients alone"
     )
@@ -507,6 +513,26 @@ class MeshAxes(Section):
     expert: Positive = Field(
         1, description="consecutive ranks that divide the experts of each layer, each with samples of its own"
     )
+
+    @model_validator(mode="after")
+    def _known(self) -> MeshAxes:
+        check_layouts(self.__pydantic_extra__)
+        return self
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The axes that a layout divides something over, with more than one rank."""
+        return {axis: size for axis, size in self if axis not in ("replicate", "shard") and size > 1}
+
+    @property
+    def others(self) -> dict[str, int]:
+        """Those that this class has no key for."""
+        return {axis: size for axis, size in self.axes.items() if axis in self.__pydantic_extra__}
+
+    @property
+    def columns(self) -> int:
+        """How many consecutive ranks train on the same samples, each with its part of some weights."""
+        return math.prod(self.others.values(), start=self.tensor)
 
 
 class Strategy(Section):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -180,6 +181,22 @@ class PlainLoop:
                 model.zero_grad(set_to_none=True)
         for part in sums.values():
             _add(self.gradients, part)
+
+    @property
+    def reorders(self) -> bool:
+        """Whether a micro-batch itself is computed in another order than the natural one."""
+        return self.order.within_micro_batches or any(option.orders for option in self.extras.options)
+
+    @contextlib.contextmanager
+    def in_natural_order(self, stages: tuple[int, ...] = NATURAL.stages) -> Iterator[None]:
+        """Inside, sums are taken in the natural order, with the masks of ``stages``."""
+        taken = self.order, self.extras
+        natural = tuple(option for option in self.extras.options if not option.orders)
+        self.order, self.extras = replace(NATURAL, stages=stages), replace(self.extras, options=natural)
+        try:
+            yield
+        finally:
+            self.order, self.extras = taken
 
     def _models(self, ranks: int) -> list[nn.Module]:
         """The model, and further ones that share its memory, in its mode."""

@@ -14,6 +14,9 @@ from toolkit.reference.meeting import Meeting
 class PlainOption:
     """An option of a recipe as the plain loop has it; frozen, so that a mistake is another one."""
 
+    orders: ClassVar[bool] = False
+    """Whether ``around`` changes nothing but the order of sums: of a layout, the parts that its ranks add up. Where the
+    plain loop is held against its own order, it is left out."""
     roundings: ClassVar[int] = 0
     """Of ``shadow`` in float32, each of a number of the weight's or the result's size."""
 

@@ -6,18 +6,20 @@ Nothing here imports torch; ``engine`` names the module that does, imported when
 
 from __future__ import annotations
 
+import functools
 import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from toolkit.errors import InputError
+from toolkit.layouts import layouts_of
+from toolkit.plugins import named
 from toolkit.recipe.resolve import Decisions, Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import REGISTERED, register
 from toolkit.recipe.traits import Traits
 from toolkit.rooms import asked_options
-from toolkit.strategies.composed import LAYOUTS, engine_with, named
 
 if TYPE_CHECKING:
     from toolkit.strategies.engines.base import Engine
@@ -60,7 +62,7 @@ class Strategy:
         """
         mesh = recipe.strategy.mesh
         # A mesh that does not fit is refused as such (recipe/mesh.py).
-        alike = 1 if mesh is None else mesh.context * mesh.tensor * mesh.pipeline
+        alike = 1 if mesh is None else mesh.context * mesh.columns * mesh.pipeline
         return max(1, recipe.machine.processes * recipe.machine.nodes // alike)
 
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
@@ -112,14 +114,14 @@ class Strategy:
             return
         hybrids = ", ".join(name for name, other in REGISTERED.items() if other.traits.hybrid)
         where = f"{resolved.source}: strategy.mesh"
-        rows = resolved.world_size // mesh.context // mesh.tensor // mesh.pipeline
+        rows = resolved.world_size // mesh.context // mesh.columns // mesh.pipeline
         if mesh.shard > 1 and not shards:
             raise InputError(
                 f"{where}.shard: {self.name} keeps all weights in every process; set shard: 1 and "
                 f"replicate: {rows}, or use one of {hybrids}"
             )
         if mesh.shard == 1 and mesh.replicate * mesh.pipeline > 1 and shards:
-            other = "replicate: 1" if mesh.tensor > 1 else "a strategy that keeps all weights in every process (ddp)"
+            other = "replicate: 1" if mesh.columns > 1 else "a strategy that keeps all weights in every process (ddp)"
             raise InputError(
                 f"{where}.shard: with 1 {self.name} has nothing to shard; set a larger number, or use {other}"
             )
@@ -152,11 +154,22 @@ class Strategy:
 
     def engine_for(self, resolved: Resolved) -> type[Engine]:
         """The engine's class for a recipe: with the layouts of the axes that divide its model."""
-        axes = [axis for axis in LAYOUTS if axis in self.traits.layouts and getattr(resolved.mesh, axis) > 1]
-        if axes == ["pipeline"] and (staged := getattr(self, "staged_engine", None)) is not None:
+        layouts = [layout for layout, _ in layouts_of(resolved.mesh) if layout.engine]
+        if [layout.name for layout in layouts] == ["pipeline"] and (
+            staged := getattr(self, "staged_engine", None)
+        ) is not None:
             return named(staged)  # of a strategy for an earlier version
-        return engine_with(self.engine_class(), axes)
+        engine: Any = self.engine_class()  # a class, which mypy does not take for hashable
+        return _composed(tuple(layout.engine for layout in layouts), engine)
 
     def memory_model(self) -> type[MemoryModel]:
         """The memory model's class; imports nothing heavy."""
         return named(self.memory)
+
+
+@functools.cache
+def _composed(layouts: tuple[str, ...], engine: Any) -> type[Engine]:
+    """``engine`` with a class for each axis that divides the model before it among the base classes; itself without
+    one."""
+    bases = (*map(named, layouts), engine)
+    return type("".join(base.__name__ for base in bases), bases, {"__doc__": engine.__doc__}) if layouts else engine

@@ -161,7 +161,7 @@ class _Fsdp(Strategy):
             fsdp["fsdp_reshard_after_forward"] = settings.reshard
             if settings.mesh is not None and settings.mesh_of_accelerate:
                 sizes = {"dp_replicate": settings.mesh.replicate, "dp_shard": settings.mesh.shard}
-                sizes |= {"tp": settings.mesh.tensor, "cp": 1, "sp": 1}
+                sizes |= {"tp": settings.mesh.columns, "cp": 1, "sp": 1}
                 axes = {f"parallelism_config_{axis}_size": size for axis, size in sizes.items()}
                 return {"fsdp_config": fsdp, "parallelism_config": axes}
         return {"fsdp_config": fsdp}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.memory.base import BYTES, EMBED, TAIL, Holdings
 
-Axis = Literal["all", "shard", "replicate", "context", "tensor", "pipeline", "expert", "copies"]
-"""The ranks of a collective: all that sum gradients, or those of an axis of the mesh; ``pipeline``: neighbours;
-``copies``: those that have the same experts."""
+Axis = str
+"""The ranks of a collective: ``all`` that sum gradients, or those of an axis of the mesh by its name; ``pipeline``:
+neighbours; ``copies``: those that have the same experts."""
 
 
 class Sent(NamedTuple):
@@ -52,7 +52,7 @@ class Volumes:
     """
 
     def __init__(self, resolved: Resolved, holdings: Holdings, ranks: int | None = None) -> None:
-        ranks = ranks or resolved.mesh.stage_size // resolved.mesh.tensor
+        ranks = ranks or resolved.mesh.stage_size // resolved.mesh.columns
         ring = (ranks - 1) / ranks
         precision = resolved.precision
         self.trained_bytes = holdings.elements(True) * BYTES[precision.trainable]

@@ -7,18 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
+from toolkit.layouts import layouts_of
 from toolkit.model.built import Built
-from toolkit.model.checkpointing import find_blocks
-from toolkit.model.context import divide_rows
-from toolkit.model.experts import divide_experts, own_expert_ranks
 from toolkit.model.freezing import Frozen
 from toolkit.model.packed_layers import weight_count
 from toolkit.model.processor import load_processor, pad_token_of
-from toolkit.model.sources import fill_model
-from toolkit.model.stages import cut
-from toolkit.model.tensor import own_ranks, split_layers
 from toolkit.recipe.preflight import with_classes
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
@@ -152,22 +146,9 @@ def engage(
 
 
 def divide(prepared: Prepared) -> None:
-    """Have the model compute a part of its rows, of its layers, or some of its blocks or experts, where the mesh
-    divides them. Every rank calls it."""
-    resolved = prepared.resolved
-    divide_rows(prepared.model, resolved)
-    if resolved.mesh.tensor > 1:
-        prepared.divisions = split_layers(prepared.model, own_ranks(resolved), resolved.source)
-    if resolved.mesh.expert > 1:
-        prepared.divisions = divide_experts(prepared.model, own_expert_ranks(resolved), resolved.source)
-    if resolved.mesh.pipeline > 1:
-        index = resolved.mesh.stage(dist.get_rank())
-        blocks = find_blocks(prepared.model, resolved)
-        dtype = None if resolved.traits.autocast else getattr(torch, resolved.precision.compute)
-        prepared.stage = cut(prepared.model, blocks, index, resolved.mesh.pipeline, resolved.source, dtype)
-        prepared.blocks = [blocks[at] for at in prepared.stage.blocks]
-    if resolved.mesh.pipeline > 1 and "weights" not in resolved.traits.shards:
-        fill_model(prepared.model)
+    """Have the model compute what the layouts of the mesh leave this rank. Every rank calls it."""
+    for layout, _ in layouts_of(prepared.resolved.mesh):
+        layout.spread(prepared)
 
 
 def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 from toolkit.errors import InputError, RunFailed, ToolkitError, first_line
 from toolkit.launch.group import WorkerGroup
 from toolkit.launch.job import check_machine
+from toolkit.layouts import Layout, layout_named
 from toolkit.machine import cpu_count
 from toolkit.optimizers import with_optimizer
-from toolkit.recipe.combinable import AXES
 from toolkit.recipe.load import recipe_from, source_of
 from toolkit.recipe.preflight import check_known
 from toolkit.recipe.resolve import Resolved
@@ -63,13 +63,15 @@ def with_needs(resolved: Resolved, needs: dict[str, Any]) -> Resolved:
     values = resolved.recipe.model_dump(mode="json")
     if name := needs.get("optimizer", {}).get("name"):
         values["optimizer"] = with_optimizer(values["optimizer"], name)
-    axes = {axis for axis in needs.get("strategy", {}).get("mesh") or () if axis in AXES}
+    axes = {axis for axis in needs.get("strategy", {}).get("mesh") or () if layout_named(axis)}
     no_options = needs.get("options", {}) is None
     needs = {key: value for key, value in needs.items() if key != "options" or not no_options}
     merge(values, needs)
     merged = Recipe.model_validate(values)
     for option, settings in active_options(resolved.recipe):
-        if no_options or not axes <= option.axes or option.refusals(settings, merged):
+        if not isinstance(option, Layout) and (
+            no_options or not axes <= option.axes or option.refusals(settings, merged)
+        ):
             option.remove(values)
     merge(values, needs)  # which may ask for one of them itself
     return resolve(Recipe.model_validate(values), resolved.source, device=resolved.device)

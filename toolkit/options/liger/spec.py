@@ -84,7 +84,7 @@ def _why_not(recipe: Recipe, facts: ModelFacts) -> str | None:
             "so that a recomputed block would rotate them twice; set activation_checkpointing: full or none, or torch"
         )
     mesh = recipe.strategy.mesh
-    if mesh is not None and max(mesh.context, mesh.tensor, mesh.pipeline, mesh.expert) > 1:
+    if mesh is not None and mesh.axes:
         return "has not been verified beside strategy.mesh.context, tensor, pipeline and expert; set torch"
     if task_of(recipe.model.task).media is not None:
         # liger_kernel 0.8.5, monkey_patch.py: «nn.LayerNorm = LigerLayerNorm» for Mllama, SigLIP, SmolVLM, InternVL.

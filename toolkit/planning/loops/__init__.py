@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from toolkit.errors import InputError
+from toolkit.layouts import Layout, layouts_of
 from toolkit.optimizers import optimizer_kind
 from toolkit.planning.loops.base import Loop, LoopPrecision
 from toolkit.planning.loops.known import LOOPS
@@ -33,7 +34,9 @@ def check(loop: Loop, name: str, resolved: Resolved) -> None:
     without: list[tuple[str, Any, Any]] = [
         (option.key, settings, option.off_value)
         for option, settings in asked_options(recipe)
-        if option.typed_key not in ("", ATTENTION) and not option.training_args(settings)
+        if option.typed_key not in ("", ATTENTION)
+        and not option.training_args(settings)
+        and not isinstance(option, Layout)
     ]
     tool = name.split()[0].partition("@")[0]
     not_counted = loop.unknown | {option.key for option, _ in asked_options(recipe) if option.names(tool)}
@@ -50,18 +53,8 @@ def check(loop: Loop, name: str, resolved: Resolved) -> None:
         unknown = f"plan does not know what memory {loop.title} takes for {given}"
         why = unknown if key in not_counted else f"{loop.title} has no {given}"
         raise InputError(f"--loop {name}: {why}; plan it with {key}={plain}")
-    mesh = resolved.mesh
-    parts = [
-        ("context", mesh.context, "rows"),
-        ("tensor", mesh.tensor, "layers"),
-        ("pipeline", mesh.pipeline, "blocks"),
-        ("expert", mesh.expert, "experts"),
-    ]
-    for axis, size, what in parts:
-        if size > 1:
-            raise InputError(
-                f"--loop {name}: {loop.title} does not divide {what}; plan it without strategy.mesh.{axis}"
-            )
+    for layout, _ in layouts_of(resolved.mesh):
+        raise InputError(f"--loop {name}: {loop.title} does not divide {layout.what}; plan it without {layout.key}")
     kind = optimizer_kind(recipe.optimizer.name)
     has = kind.trainer(recipe.optimizer) is not None if loop.optimizers is None else kind.name in loop.optimizers
     if not has:

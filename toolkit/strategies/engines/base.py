@@ -311,11 +311,11 @@ class Engine:
         import torch.distributed as dist
 
         mesh = self.resolved.mesh
-        rows = mesh.pipeline * mesh.tensor
+        rows = mesh.pipeline * mesh.columns
         sums = torch.zeros(rows, mesh.replicate, mesh.shard, dtype=torch.int64, device=self.device)
         flat = [part.reshape(-1).view(torch.uint8).sum(dtype=torch.int64) for part in parts if part.numel()]
         rank = self.accelerator.process_index
-        row = mesh.stage(rank) * mesh.tensor + mesh.column(rank)
+        row = mesh.stage(rank) * mesh.columns + mesh.column(rank)
         sums[row, mesh.replica(rank), self.place] = sum(one.to(self.device) for one in flat)
         dist.all_reduce(sums)
         same = int((sums == sums[:, :1]).all(1).all(0).sum().item())
@@ -325,7 +325,7 @@ class Engine:
         """This rank's part of a tensor that it and its peers hold. They divide all trained elements, in the model's
         order, into equal ranges, so that few tensors are cut."""
         mesh = self.resolved.mesh
-        rank, world = self.peer, mesh.stage_size // mesh.tensor
+        rank, world = self.peer, mesh.stage_size // mesh.columns
         total, size = max(self._ends.values()), math.prod(self.parts[name])
         before = self._ends[name] - size
         first, last = total * rank // world - before, total * (rank + 1) // world - before

@@ -68,7 +68,7 @@ class Fsdp2Engine(Engine):
         from accelerate import ParallelismConfig
 
         sizes = {"dp_replicate_size": settings.mesh.replicate, "dp_shard_size": settings.mesh.shard}
-        sizes["tp_size"] = settings.mesh.tensor
+        sizes["tp_size"] = settings.mesh.columns
         return {"parallelism_config": ParallelismConfig(**sizes, cp_size=1, sp_size=1)}
 
     def engage(self, prepared: Prepared) -> None:
@@ -104,7 +104,7 @@ class Fsdp2Engine(Engine):
 
         mesh, state = self.resolved.mesh, self.accelerator.state
         names = ("pipeline", "dp_replicate", "dp_shard_cp", "tp")
-        sizes = (mesh.pipeline, mesh.replicate, mesh.shard, mesh.tensor)
+        sizes = (mesh.pipeline, mesh.replicate, mesh.shard, mesh.columns)
         state.parallelism_config = ParallelismConfig(dp_replicate_size=mesh.replicate, dp_shard_size=mesh.shard)
         state.device_mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
 

@@ -13,7 +13,7 @@ from toolkit.errors import InputError
 from toolkit.model.new_tokens import ROWS
 from toolkit.recipe.adapter_methods import METHODS, REBUILT, Method
 from toolkit.recipe.adapter_options import options_of
-from toolkit.recipe.expertable import NUMBERS
+from toolkit.strategies.layouts.expert.spec import NUMBERS
 
 _HEADS, _HEAD_DIM = 4, 16
 _WIDTH = _HEADS * _HEAD_DIM

@@ -56,7 +56,7 @@ def why_measured(resolved: Resolved, windows: list[Window], vocabulary: int, sta
             return option.reorders
     if resolved.recipe.compile:
         return "compiled blocks may compute in another order"
-    if resolved.mesh.tensor > 2:
+    if resolved.mesh.columns > 2:
         return "a collective adds up parts of hidden states of more than two ranks"
     if statistics and resolved.world_size > 2:
         return "a collective adds up batch statistics of more than two ranks"

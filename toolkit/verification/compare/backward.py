@@ -61,7 +61,7 @@ def replay(ranks: Sequence[RankTrace], reference: Reference, overflow_step: int 
     replayed = Replayed([], [])
     weights, statistics = run.weights, run.statistics
     compared: list[tuple[int, dict[str, tuple[float, float]]]] = []
-    exact, reorders = reference.measured_because is None, reference.loop.order.within_micro_batches
+    exact, reorders = reference.measured_because is None, reference.loop.reorders
     float32 = reference.loop.compute_dtype == torch.float32
     noisy = _noisy_steps(ranks, reference, overflow_step) if not exact or float32 else set()
     for step in run.steps:
@@ -103,7 +103,7 @@ def _noisy_steps(ranks: Sequence[RankTrace], reference: Reference, overflow_step
     steps = ranks[0].run.steps
     if reference.resolved.precision.loss_scaling:  # what fp16 loses depends on how small a step's gradients are
         return {step.step for step in steps if step.step != overflow_step}
-    reorders = reference.loop.order.within_micro_batches
+    reorders = reference.loop.reorders
     if reference.measured_because is None and not reorders and not is_packed(reference.windows[0][0][1]):
         return set()  # nothing is held against it
     # The first steps' gradients may be zero (adapters, warm-up); the short window has other shapes.

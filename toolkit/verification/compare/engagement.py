@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from toolkit.data.collate import sample_spans
+from toolkit.layouts import layouts_of
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.mesh import stage_blocks
 from toolkit.recipe.resolve import Resolved
@@ -16,7 +17,6 @@ from toolkit.verification.cases.samples import uneven
 from toolkit.verification.compare.measure import Stage
 from toolkit.verification.compare.pipeline import schedule_claims
 from toolkit.verification.compare.replay import Reference
-from toolkit.verification.record.axes import EXCHANGE
 from toolkit.verification.record.trace import RankTrace
 
 
@@ -171,7 +171,7 @@ def _collectives(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
 
 def _sums_gradients(resolved: Resolved) -> bool:
     """Whether ranks have gradients to sum: where all of them divide every layer, each has all of its part's."""
-    return resolved.mesh.tensor < resolved.world_size
+    return resolved.mesh.columns < resolved.world_size
 
 
 def _synchronised(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
@@ -197,10 +197,7 @@ def _axes(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
         return []
     claims = []
     asked = [*strategy_of(resolved).collectives_by_axis(resolved)]
-    exchanges = [(EXCHANGE, "context")] if resolved.mesh.context > 1 else []
-    exchanges += [(EXCHANGE, "expert")] if resolved.mesh.expert > 1 else []
-    exchanges += [("all-reduce", "tensor")] if resolved.mesh.tensor > 1 else []
-    exchanges += [("all-reduce", "pipeline")] if resolved.mesh.pipeline > 1 else []  # the norm
+    exchanges = [(layout.collective, layout.name) for layout, _ in layouts_of(resolved.mesh)]
     for kind, axis in [*asked, *exchanges]:
         without = [rank for rank in ranks if not rank.axes.get(f"{kind} {axis}")]
         shown = (without or ranks)[0]

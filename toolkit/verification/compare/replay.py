@@ -17,7 +17,6 @@ from toolkit.reference.context import Mistake, by_row, joined
 from toolkit.reference.extras import Extras
 from toolkit.reference.loop import PlainLoop, Window
 from toolkit.reference.model import plain_decayed, plain_model
-from toolkit.reference.order import NATURAL
 from toolkit.reference.roundings import other_roundings
 from toolkit.rooms import active_options
 from toolkit.training.session import seed_micro_batch
@@ -96,14 +95,10 @@ class Reference:
     ) -> tuple[list[float], dict[str, torch.Tensor]]:
         """``gradient`` in the plain loop's own order of sums, of whole rows; with the masks that stages draw, where
         there are stages: others would be another computation."""
-        taken = self.loop.order
-        self.loop.order = replace(NATURAL, stages=taken.stages)
         self.set_weights(weights)
-        try:
+        with self.loop.in_natural_order(stages=self.loop.order.stages):
             losses = self.loop.backward(step, self.whole_rows(step), loss_scale)
             return losses, {name: g.cpu() for name, g in self.loop.gradients.items()}
-        finally:
-            self.loop.order = taken
 
     def whole_rows(self, step: int) -> Window:
         """A step's micro-batches, of which each has its rows whole."""
@@ -159,10 +154,9 @@ class Reference:
                 # Gradients below fp16's normal numbers are rounded otherwise then: by an amount, not by a share.
                 scale = loss_scale * max(2, self.resolved.token_parts)
                 _differ(noise.scaled, plain, self._run(same, step, scale), noise.eps)
-            if self.measured_because and self.loop.order.within_micro_batches:
-                taken, self.loop.order = self.loop.order, NATURAL
-                _differ(noise.scaled, plain, self._run(same, step, loss_scale), noise.eps)
-                self.loop.order = taken
+            if self.measured_because and self.loop.reorders:
+                with self.loop.in_natural_order():
+                    _differ(noise.scaled, plain, self._run(same, step, loss_scale), noise.eps)
             if self.measured_because and self.loop.order.in_parts:
                 losses = by_row(self.windows[step], self.loop.backward(step, self.windows[step], loss_scale))
                 in_parts = dict(enumerate(losses)), {name: g.cpu() for name, g in self.loop.gradients.items()}

@@ -49,7 +49,7 @@ class CopiesApart(_OfExperts):
     def inject(self, patch: Patch, case: Any) -> None:
         import torch.distributed as dist
 
-        from toolkit.strategies.layouts.expert import Experts
+        from toolkit.strategies.layouts.expert.engine import Experts
 
         copies: list[Any] = []
 
@@ -73,7 +73,7 @@ class ScaledByRanks(_OfExperts):
     diagnoses = ("expert-gradients-scaled",)
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.strategies.layouts.expert import Experts
+        from toolkit.strategies.layouts.expert.engine import Experts
 
         @patch.replacing(Experts, "average_experts")
         def completed(right: Any, engine: Any) -> None:
@@ -140,7 +140,7 @@ class ShardedOverAll(_OfExperts):
     diagnoses = ("mesh-not-active",)
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.strategies.layouts import expert
+        from toolkit.strategies.layouts.expert import engine as expert
 
         @self.breaking(patch, expert, "_sharded_apart")
         def sharded_apart(right: Any, *given: Any) -> Any:

@@ -53,7 +53,7 @@ class SharedGradientApart(_OfStages):
         return super().needs_of(resolved) | {"adapter": None}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.strategies.layouts import pipeline as stages
+        from toolkit.strategies.layouts.pipeline import engine as stages
 
         def over_ends(right: Any) -> Any:
             return lambda gradient, group: self.reached()
@@ -68,7 +68,7 @@ class DividedAgain(_OfStages):
     diagnoses = ("accumulation-divided-twice",)
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.strategies.layouts.pipeline import Staged
+        from toolkit.strategies.layouts.pipeline.engine import Staged
 
         @patch.replacing(Staged, "unscale")
         def unscale(right: Any, engine: Any) -> None:
@@ -121,7 +121,7 @@ class NormOfOneStage(_OfStages):
     diagnoses = ("norm-of-one-shard",)
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.strategies.layouts import pipeline as stages
+        from toolkit.strategies.layouts.pipeline import engine as stages
 
         def over_stages(right: Any) -> Any:
             return lambda squares, group: self.reached()

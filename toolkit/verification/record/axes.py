@@ -12,6 +12,8 @@ import torch.distributed as dist
 from toolkit.recipe.mesh import Mesh
 
 EXCHANGE = "all-to-all"
+_ELSEWHERE = ("context", "pipeline", "expert")
+"""Axes whose ranks are not those that divide layers."""
 
 
 def axis_of(kind: str, arguments: Iterable[Any], mesh: Mesh) -> str:
@@ -30,7 +32,7 @@ def axis_of(kind: str, arguments: Iterable[Any], mesh: Mesh) -> str:
     axes = {
         "pipeline": mesh.stage_ranks(rank) if mesh.pipeline > 1 else None,
         "ends": mesh.stage_ranks(rank)[:: mesh.pipeline - 1] if mesh.pipeline > 2 else None,
-        "tensor": mesh.layer_ranks(rank) if mesh.tensor > 1 else None,
+        **{axis: mesh.layer_ranks(rank) for axis in mesh.axes if axis not in _ELSEWHERE},
         "all": peers,
         "copies": mesh.expert_copies(rank) if mesh.expert > 1 else None,
         "shard": peers[first : first + mesh.shard],

@@ -1,4 +1,5 @@
-"""``strategy.mesh.tensor``: each rank trains its part of divided layers, and the strategy shards the parts."""
+"""Each rank trains its part of divided layers, and the strategy shards the parts: ``strategy.mesh.tensor``, and axes
+of other files whose ranks lie as its do."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class Layers(Divided):
         own = dict(self.model.named_parameters())
         divided = [own[name] for name in names]
         rest = [p for name, p in own.items() if name not in self.divisions]
-        sums = torch.zeros(mesh.tensor, 2, dtype=torch.float64, device=self.device)
+        sums = torch.zeros(mesh.columns, 2, dtype=torch.float64, device=self.device)
         for at, tensors in enumerate((divided, rest)):
             sums[mesh.column(self.accelerator.process_index), at] = sum(
                 local(p).detach().double().abs().sum().to(self.device) for p in tensors
@@ -51,7 +52,7 @@ class Layers(Divided):
         different = len(set(sums[:, 0].tolist()))
         same = len(set(sums[:, 1].tolist())) == 1
         return [
-            Claim("layers-divided", "ranks with a part of their own of divided layers", str(mesh.tensor),
-                  str(different), bool(names) and different == mesh.tensor),
+            Claim("layers-divided", "ranks with a part of their own of divided layers", str(mesh.columns),
+                  str(different), bool(names) and different == mesh.columns),
             Claim("layers-alike", "ranks agree on weights that are not divided", "yes", "yes" if same else "no", same),
         ]  # fmt: skip
