@@ -52,6 +52,19 @@ def metadata() -> None:
     assert any(entry.name.endswith(".json") for entry in (package / "linting" / "keys").iterdir())
 
 
+def every_command(strategy: str, processes: str) -> None:
+    """What a user does with one strategy; three optimizer steps."""
+    run = [f"strategy.name={strategy}", f"machine.processes={processes}", f"run.output_dir={strategy}"]
+    call("plan", "recipe.yaml", *run, "--json", "plan.json")
+    assert json.loads(Path("plan.json").read_text())["schema"].startswith("toolkit.plan/")
+    call("train", "recipe.yaml", *run, "--json", f"{strategy}.json")
+    assert json.loads(Path(f"{strategy}.json").read_text())["steps"] == 3
+    call("verify", "recipe.yaml", *run, "--json", "verdict.json")
+    assert json.loads(Path("verdict.json").read_text())["verdict"] == "equivalent"
+    call("export", strategy, "-o", f"exported-{strategy}")
+    assert list(Path(f"exported-{strategy}").glob("*.safetensors"))
+
+
 def main(tests: str) -> None:
     metadata()
     sys.path.append(tests)
@@ -68,13 +81,8 @@ def main(tests: str) -> None:
     call("lint", "launch/accelerate.yaml", "launch/deepspeed.json")
     call("explain", "DS101")
     call("migrate", "launch/accelerate.yaml", "--to", "fsdp2", "-o", "new")
-    call("plan", "recipe.yaml", "--json", "plan.json")
-    for strategy in ("single", "zero2", "fsdp2"):
-        processes = "1" if strategy == "single" else "2"
-        overrides = [f"strategy.name={strategy}", f"machine.processes={processes}", f"run.output_dir={strategy}"]
-        call("train", "recipe.yaml", *overrides, "--json", f"{strategy}.json")  # three optimizer steps
-        assert json.loads(Path(f"{strategy}.json").read_text())["steps"] == 3
-    call("export", "zero2", "-o", "exported")
+    for strategy in ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"):
+        every_command(strategy, "1" if strategy == "single" else "2")
     call("train", "recipe.yaml", "run.sead=1", status=2)
     print("the installed toolkit works")
 

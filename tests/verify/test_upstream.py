@@ -72,6 +72,11 @@ def test_deepspeed_links_parameters_in_another_order(group: WorkerGroup) -> None
     assert group.run(upstream.zero2_links_in_another_order)[0] == [True, False, False, True]
 
 
+def test_deepspeed_adds_gradients_in_the_order_in_which_they_arrive(group: WorkerGroup) -> None:
+    """Refused in engines/zero.py: _check_reach, where ranks may reach different weights."""
+    assert group.run(upstream.zero2_adds_what_arrives)[0] > 0.01
+
+
 def test_deepspeed_keeps_buffers_in_float32(group: WorkerGroup) -> None:
     """No defect of 0.19.8: only weights are cast. Were it otherwise, rotary positions would be turned too far."""
     assert group.run(upstream.deepspeed_casts_buffers)[0] == ("torch.float32", 0.0)

@@ -129,6 +129,23 @@ def zero2_links_in_another_order() -> list[bool]:
     return [torch.equal(safe_get_full_fp32_param(p), p) for p in model.parameters()]
 
 
+def zero2_adds_what_arrives() -> float:
+    """Relative error of a gradient under ZeRO-2 where ranks run two layers in different orders."""
+    from deepspeed.utils import safe_get_full_grad
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    first, second = (layer.weight.detach().clone().requires_grad_() for layer in model)
+    rows = torch.ones(2, 8)
+    (((rows @ first.T) @ second.T).sum() / 2 + ((rows @ second.T) @ first.T).sum() / 2).backward()
+    assert first.grad is not None
+    engine = _deepspeed(model, torch.optim.AdamW(model.parameters()), 2)
+    layers = list(engine.module) if dist.get_rank() == 0 else list(reversed(engine.module))
+    engine.backward(layers[1](layers[0](rows)).sum())
+    seen = safe_get_full_grad(engine.module[0].weight)
+    return ((seen - first.grad).norm() / first.grad.norm()).item()
+
+
 def deepspeed_casts_buffers() -> tuple[str, float]:
     """(dtype of the rotary frequencies, radians that position 2000 is turned too far)."""
     model = _llama()

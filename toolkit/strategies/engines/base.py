@@ -125,6 +125,13 @@ class Engine:
     def complete_gradients(self) -> None:
         """Sum over ranks what the backwards of a window have not summed."""
 
+    def _fill_missing(self) -> None:
+        """A trained weight that no row of a step reaches has a gradient of zeros, under every strategy and in the plain
+        loop: it decays, as in a loop with ``zero_grad(set_to_none=False)``. DeepSpeed and FSDP1 know no other way."""
+        for parameter in self.parameters.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
     def step(self, lr: float) -> Step:
         """Clip, update, and clear the gradients."""
         self.set_lr(lr)

@@ -21,7 +21,6 @@ from toolkit.strategies.engines.claims import Claim, connected_claim
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, box, span
 from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.whole import kept_whole, load_whole, whole_claims
-from toolkit.strategies.engines.zero_gradients import fill_missing
 from toolkit.strategies.fsdp import FsdpSettings
 from toolkit.tasks import task_of
 from toolkit.trees import leaves, mapped
@@ -118,7 +117,7 @@ class Fsdp2Engine(Engine):
 
     def complete_gradients(self) -> None:
         super().complete_gradients()
-        fill_missing(self.parameters.values())
+        self._fill_missing()
 
     def clip(self, max_norm: float) -> torch.Tensor:
         norm = super().clip(max_norm)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate import DistributedDataParallelKwargs
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,7 +17,6 @@ from toolkit.strategies.engines.base import Engine, OptimizerState, counted_step
 from toolkit.strategies.engines.claims import Claim, connected_claim
 from toolkit.strategies.engines.pieces import Owned, Values
 from toolkit.strategies.engines.prepared import Prepared
-from toolkit.strategies.engines.zero_gradients import fill_missing, with_zeros
 from toolkit.strategies.memory.replicated import BUCKET
 
 
@@ -33,7 +33,7 @@ class SingleEngine(Engine):
 
     def complete_gradients(self) -> None:
         super().complete_gradients()
-        fill_missing(self.parameters.values())
+        self._fill_missing()
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         if not self.resolved.precision.mixed:
@@ -93,14 +93,9 @@ class DdpEngine(SingleEngine):
     """torch's DistributedDataParallel, made by Accelerate."""
 
     def engage(self, prepared: Prepared) -> None:
+        varies = bool(prepared.reach.by_row) or prepared.reach.unsure
+        self.accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=varies)
         super().engage(prepared)
-        # DDP's own way, find_unused_parameters, forgets what only earlier micro-batches of a window reached: it leaves
-        # their gradients as they are on each rank (torch 2.13.0, Reducer::autograd_hook under no_sync).
-        waits = (prepared.reach.by_row or prepared.reach.unsure) and self.pipeline is None
-        self.zeros = list(self.parameters.values()) if waits else []
-
-    def backward(self, loss: torch.Tensor, last: bool) -> None:
-        super().backward(with_zeros(loss, self.zeros), last)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self.pipeline is None:
