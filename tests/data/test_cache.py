@@ -181,7 +181,7 @@ def test_who_waits_is_told_the_rows_of_the_maker(tmp_path: Path) -> None:
             maker.kill()
 
     try:
-        _until(lambda: (tmp_path / "k.lock").exists())
+        _until(lambda: (tmp_path / "begun").exists())  # it has the lock
         assert cache.cached(tmp_path, "k", _five, waiting).came == "made"
     finally:
         maker.kill()
@@ -194,7 +194,7 @@ def test_a_killed_maker_leaves_nothing_to_wait_for(tmp_path: Path, monkeypatch: 
     maker = multiprocessing.get_context("fork").Process(target=_slowly, args=((tmp_path, 60.0),))
     maker.start()
     (tmp_path / "k.1.partial").write_bytes(b"half")
-    _until(lambda: (tmp_path / "k.lock").exists())
+    _until(lambda: (tmp_path / "begun").exists())  # it has the lock
     os.kill(maker.pid or 0, signal.SIGKILL)
     maker.join()
     waits: list[float] = []
@@ -209,7 +209,7 @@ def test_a_maker_that_stands_still_is_not_waited_for(tmp_path: Path) -> None:
     maker = multiprocessing.get_context("fork").Process(target=_slowly, args=((tmp_path, 60.0),))
     maker.start()
     try:
-        _until(lambda: (tmp_path / "k.lock").exists())
+        _until(lambda: (tmp_path / "begun").exists())  # it has the lock
         os.kill(maker.pid or 0, signal.SIGSTOP)
         found = cache.cached(tmp_path, "k", _five, patience=2.0)
         assert found.came == "memory"
@@ -259,6 +259,7 @@ def _slowly(asked: tuple[Path, float]) -> str:
     folder, seconds = asked
 
     def make(alive: Callable[[int], None]) -> Columns:
+        (folder / "begun").touch()
         ends = time.monotonic() + seconds
         while time.monotonic() < ends:
             time.sleep(0.02)

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.autograd.function import BackwardCFunction
 
 from toolkit.errors import InputError, first_line
@@ -37,9 +36,9 @@ OWN_FUNCTIONS = {"_Exchange", "_Moved", "_OfNothing", "_Entering", "_Leaving", "
 """The toolkit's own functions in Python, which take every weight that they use as an input; options add theirs."""
 
 
-_DECIDES_BY_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
-"""What a forward without values raises where the model's code asks for one: experts that take the tokens routed to
-them, one expert after another."""
+_DECIDES_BY_VALUES = ("DataDependentOutputException", "DynamicOutputShapeException")
+"""Names of what torch raises in a forward without values where the model's code asks for one: experts that take the
+tokens routed to them, one expert after another."""
 
 
 class Hidden(Exception):
@@ -89,7 +88,7 @@ def _reach(model: nn.Module, resolved: Resolved) -> Reach:
     except Exception as error:  # whatever a model's own code, or an operator without values, raises
         if _often_unreached(model, resolved):
             return Reach(_with_values(model, resolved))
-        return Reach([], unsure=isinstance(error, _DECIDES_BY_VALUES))
+        return Reach([], unsure=type(error).__name__ in _DECIDES_BY_VALUES)
 
 
 def _by_long_row(model: nn.Module, resolved: Resolved) -> list[str]:

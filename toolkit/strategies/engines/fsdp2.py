@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from toolkit.errors import InputError
 from toolkit.model.sources import Source, fill, sources
 from toolkit.optim.adamw8bit import dense_moment, local, moment_dtype
 from toolkit.optim.placed import Place
@@ -82,6 +83,7 @@ class Fsdp2Engine(Engine):
         # accelerate ends at a class that is not there, and a model may have one kind of its blocks alone.
         plugin.transformer_cls_names_to_wrap = sorted({type(block).__name__ for _, block in prepared.blocks})
         plugin.ignored_modules = [nn.ParameterList(whole.values())] if whole else None
+        _check_shared(prepared)
         waiting = sources(prepared.model)
         with _embeddings_in_the_root(prepared.model, always=media is not None):
             self.model, _ = self.accelerator.prepare(prepared.model, placeholder)
@@ -254,6 +256,21 @@ class Fsdp2Engine(Engine):
                 moments[key] = _like(part, parameter)
         started = self._started(name, parameter, OptimizerState(saved.step, {}))
         self.optimizer.state[parameter] = {**started, **moments}
+
+
+def _check_shared(prepared: Prepared) -> None:
+    """Raise InputError where blocks share a weight, as Zamba's have one attention: torch ends in «Parameter 'None' is
+    shared with a parameter already managed by another FSDP group»."""
+    owners: dict[int, nn.Module] = {}
+    for name, block in prepared.blocks:
+        for key, parameter in block.named_parameters():
+            owner = owners.setdefault(id(parameter), block)
+            if owner is not block and block not in owner.modules() and owner not in block.modules():
+                resolved = prepared.resolved
+                raise InputError(
+                    f"{resolved.source}: strategy.name: blocks of this model share weights ({name}.{key}), and "
+                    f"{resolved.recipe.strategy.name} shards each block by itself; use zero3 or ddp"
+                )
 
 
 @torch.no_grad()
