@@ -32,7 +32,7 @@ _NOT_A_SIZE = r".*(_id|_ids|_index|_interval|_freq|_period|_every.*|_step|stride
 _MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_state": 8}
 _TIED: dict[str, dict[str, Any]] = {
     "bamba": _MAMBA,
-    "bailing_hybrid": {"num_experts": 4, "num_expert_group": 1, "topk_group": 1},
+    "bailing_hybrid": {"num_experts": 4, "num_experts_per_token": 2, "num_expert_group": 1, "topk_group": 1},
     "big_bird": {"attention_type": "original_full"},
     "bigbird_pegasus": {"attention_type": "original_full"},
     "blt": {"encoder_hash_byte_group_vocab": 50},

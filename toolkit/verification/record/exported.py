@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from toolkit.errors import InputError
-from toolkit.model.load import input_weight, load_base
+from toolkit.model.load import input_weight, load_base, switch_off_cache
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
@@ -60,9 +60,10 @@ def exported_answers(resolved: Resolved, checkpoint: Path, samples: RaggedSample
 
 
 def _load(like: Any, folder: Path, recipe: Any) -> Any:
-    return (
-        type(like).from_pretrained(str(folder), dtype=torch.float32, attn_implementation=recipe.model.attention).eval()
-    )
+    attention = recipe.model.attention
+    model = type(like).from_pretrained(str(folder), dtype=torch.float32, attn_implementation=attention).eval()
+    switch_off_cache(model)  # some make theirs of a config or of layers that not every model of the type has
+    return model
 
 
 def _inputs(samples: RaggedSamples, resolved: Resolved, model: Any) -> dict[str, Any]:
