@@ -14,8 +14,10 @@ from families import EVERY_FAMILY, HYBRIDS
 from nights import nightly_but
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
+from toolkit.model.adapters import add_adapter
 from toolkit.model.load import load_base
 from toolkit.model.unreached import Hidden, _without_values, reach, unreached
+from toolkit.planning.skeleton import build
 from toolkit.recipe.resolve import Resolved
 from toolkit.verification.run import verify
 
@@ -56,6 +58,14 @@ def test_an_adapter_that_the_model_passes_by_is_not_trained(
     resolved = recipe(strategy, model=HYBRIDS["jamba"], adapter={"r": 2, "target_modules": "all-linear"})
     outcome = verify(resolved, group=group, round_trip=False, time_limit=200)
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
+
+
+def test_an_adapter_that_is_passed_by_in_training_alone_is_not_trained(recipe: Callable[..., Resolved]) -> None:
+    """Gemma 3n clamps the weight of ``correction_coefs`` in training, past the layer, and calls the layer in
+    evaluation: ddp ended in «did not receive gradient»."""
+    resolved = recipe("single", model=_indexed("gemma3n_text"), adapter={"r": 2, "target_modules": "all-linear"})
+    missed = unreached(add_adapter(load_base(resolved), resolved), resolved)
+    assert {name.split(".lora_")[0].rpartition(".")[2] for name in missed} == {"correction_coefs"}
 
 
 def _indexed(kind: str) -> dict[str, Any]:
@@ -108,6 +118,9 @@ def test_zero_refuses_what_it_would_mix_up(
     """DeepSpeed added the gradient of one weight to another's, or died. LongCat's code decides by values: a run ends
     when ranks have reached different weights."""
     resolved = recipe(strategy, model=_indexed(kind))
+    if kind == "deepseek_v4":
+        with pytest.raises(InputError, match="get a gradient from some rows alone"):
+            build(resolved)  # a plan does not choose it
     with pytest.raises(InputError, match="get a gradient from some rows alone"):
         verify(resolved, group=group, round_trip=False, time_limit=200)
 

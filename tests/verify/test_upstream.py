@@ -73,7 +73,7 @@ def test_deepspeed_links_parameters_in_another_order(group: WorkerGroup) -> None
 
 
 def test_deepspeed_adds_gradients_in_the_order_in_which_they_arrive(group: WorkerGroup) -> None:
-    """Refused in engines/zero.py: _check_reach, where ranks may reach different weights."""
+    """Refused in strategies/zero.py: check_reach, where ranks may reach different weights."""
     assert group.run(upstream.zero2_adds_what_arrives)[0] > 0.01
 
 

@@ -57,14 +57,25 @@ class Reach(NamedTuple):
 
 
 def unreached(model: nn.Module, resolved: Resolved) -> list[str]:
-    """``never`` of ``reach``."""
-    return _reach(model, resolved).never
+    """Names of trainable weights that no output depends on: ``never`` of ``reach``."""
+    return reach(model, resolved).never
 
 
-def reach(model: nn.Module, resolved: Resolved) -> Reach:
-    """Which trainable weights get a gradient, and whether from every row (``unreached`` says how it is found out)."""
-    found = _reach(model, resolved)
-    if not found.unsure:
+def reach(model: nn.Module, resolved: Resolved, *, sampled: bool = False) -> Reach:
+    """Which trainable weights the output for one random sample depends on.
+
+    A forward without values, on a copy of the model, and no backward: what the output depends on is read off its graph.
+    Where a model's code asks for values of activations, it runs with the weights on the CPU if ``_often_unreached``;
+    of other models every weight is taken to be reached. ``sampled``: of these, two samples are run so, and what one of
+    them alone reaches is ``by_row``. Raises InputError if the model's own forward does not accept such a sample.
+    """
+    try:
+        return _by_graph(model, resolved)
+    except Exception as error:  # whatever a model's own code, or an operator without values, raises
+        if _often_unreached(model, resolved):
+            return Reach(_with_values(model, resolved))
+        found = Reach([], unsure=type(error).__name__ in _DECIDES_BY_VALUES)
+    if not (sampled and found.unsure):
         return found
     try:
         samples = [set(_with_values(model, resolved, first)) for first in (5, 40)]
@@ -73,39 +84,36 @@ def reach(model: nn.Module, resolved: Resolved) -> Reach:
     return found._replace(by_row=tuple(sorted(samples[0] ^ samples[1])))
 
 
-def _reach(model: nn.Module, resolved: Resolved) -> Reach:
-    """Which trainable weights the output for one random sample depends on.
-
-    A forward without values, on a copy of the model, and no backward: what the output depends on is read off its graph.
-    Where a model's code asks for values of activations, it runs with the weights on the CPU if ``_often_unreached``;
-    of other models every weight is taken to be reached. Raises InputError if the model's own forward does not accept
-    such a sample.
-    """
-    try:
-        names = _without_values(model, resolved, _SHORT)
-        never = _by_long_row(model, resolved) if names else []
-        return Reach(never, tuple(name for name in names if name not in never))
-    except Exception as error:  # whatever a model's own code, or an operator without values, raises
-        if _often_unreached(model, resolved):
-            return Reach(_with_values(model, resolved))
-        return Reach([], unsure=type(error).__name__ in _DECIDES_BY_VALUES)
+def _by_graph(model: nn.Module, resolved: Resolved) -> Reach:
+    """Of an adapted model of text as it trains, where that needs no values: Gemma 3n then reads a weight past its
+    layer, which it calls in evaluation."""
+    if resolved.recipe.adapter is not None and task_of(resolved.recipe.model.task).media is None:
+        with contextlib.suppress(Exception):  # layers that are left out at random; Reformer's lengths
+            return _of_mode(model, resolved, training=True)
+    return _of_mode(model, resolved, training=False)
 
 
-def _by_long_row(model: nn.Module, resolved: Resolved) -> list[str]:
+def _of_mode(model: nn.Module, resolved: Resolved, training: bool) -> Reach:
+    names = _without_values(model, resolved, _SHORT, training)
+    never = _by_long_row(model, resolved, training) if names else []
+    return Reach(never, tuple(name for name in names if name not in never))
+
+
+def _by_long_row(model: nn.Module, resolved: Resolved, training: bool) -> list[str]:
     """Some weights have nothing to do in a short row: DeepSeek V4's compressors. Where a table of positions is shorter,
     half of it, of which some models set a few aside."""
     config: Any = model.config
     try:
-        return _without_values(model, resolved, _LONG)
+        return _without_values(model, resolved, _LONG, training)
     except Exception:  # whatever a model's own code raises at a row that is too long for it
-        return _without_values(model, resolved, config.get_text_config().max_position_embeddings // 2)
+        return _without_values(model, resolved, config.get_text_config().max_position_embeddings // 2, training)
 
 
-def _without_values(model: nn.Module, resolved: Resolved, length: int) -> list[str]:
+def _without_values(model: nn.Module, resolved: Resolved, length: int, training: bool = False) -> list[str]:
     task = task_of(resolved.recipe.model.task)
     # A forward may leave tensors behind, which would have no values: it runs on other modules around the same weights.
     held = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    twin: Any = copy.deepcopy(model, held).eval()
+    twin: Any = copy.deepcopy(model, held).train(training)
     # One dtype, the only one that grouped products without values take: what depends on what is the same in each.
     with shapes_alone(), empty_weights(twin, PRECISIONS["bf16-pure"], autocast=False):
         with torch.enable_grad(), Values():

@@ -21,7 +21,7 @@ from toolkit.model.freezing import freeze_matching
 from toolkit.model.load import switch_off_cache
 from toolkit.model.packed_layers import packed_layers
 from toolkit.model.tensor import Division
-from toolkit.model.unreached import freeze, unreached
+from toolkit.model.unreached import freeze, reach
 from toolkit.optim.groups import decayed_names, group_of, hidden_matrices
 from toolkit.planning.contents import Contents
 from toolkit.planning.kinds import choose_blocks, cut_blocks
@@ -30,6 +30,7 @@ from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter, Optimizer
 from toolkit.rooms import attention_name, prepare_options
+from toolkit.strategies import strategy_of
 from toolkit.strategies.memory.base import Holdings, Weight
 from toolkit.tasks import task_of
 
@@ -74,8 +75,8 @@ def build(resolved: Resolved, double_quant: bool = True) -> Skeleton:
     """Create the skeleton of a recipe's model: float32 weights on the meta device, 4-bit ones in their packed dtype.
 
     Only the config is loaded. ``double_quant``: whether statistics of 4-bit weights are quantised too. Raises
-    InputError if the config is not available or no model can be built from it without code of its own, and if the model
-    has none of the blocks, the adapter's target modules, or what an option changes.
+    InputError if the config is not available or no model can be built from it without code of its own, if the model has
+    none of the blocks, the adapter's target modules, or what an option changes, and if its strategy cannot train it.
     """
     model = _meta_model(resolved)
     adapter = resolved.recipe.adapter
@@ -113,7 +114,9 @@ def build(resolved: Resolved, double_quant: bool = True) -> Skeleton:
 
 def _freeze_unreached(model: nn.Module, resolved: Resolved) -> None:
     """Freeze what no output depends on, as a session does."""
-    freeze(model, unreached(model, resolved))
+    found = reach(model, resolved)
+    strategy_of(resolved).check_reach(found.by_row, resolved)
+    freeze(model, found.never)
 
 
 def _adapted(model: nn.Module, resolved: Resolved) -> nn.Module:

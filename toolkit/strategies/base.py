@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -88,6 +89,10 @@ class Strategy:
         for option, settings in asked_options(resolved.recipe):
             if reason := option.why_not_strategy(settings, resolved):
                 raise InputError(f"{resolved.source}: {option.key}: {reason}")
+
+    def check_reach(self, by_row: Sequence[str], resolved: Resolved) -> None:
+        """Raise InputError if the strategy cannot train a model of which ``by_row``, names of weights, get a gradient
+        from some rows alone."""
 
     def _check_sync(self, resolved: Resolved) -> None:
         asked = resolved.recipe.strategy.sync

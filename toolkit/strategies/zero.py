@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,18 @@ class _Zero(Strategy):
             raise InputError(
                 f"{source}: precision: DeepSpeed stores offloaded state in bf16 only with its own optimizers; "
                 "use bf16 with offload, or bf16-pure without"
+            )
+
+    def check_reach(self, by_row: Sequence[str], resolved: Resolved) -> None:
+        """DeepSpeed 0.19.8 exchanges gradients in the order in which a rank has them, in buckets: a weight's would be
+        added to another's, or ranks would send unequal lengths. Under ZeRO-3 they would also gather different
+        weights."""
+        if by_row and resolved.world_size > 1:
+            some = ", ".join(by_row[:2]) + (", ..." if len(by_row) > 2 else "")
+            raise InputError(
+                f"{resolved.source}: strategy.name: {self.name}: {len(by_row)} weights of this model get a gradient "
+                f"from some rows alone ({some}), and DeepSpeed would mix up the gradients of ranks that have reached "
+                "different ones; use fsdp2, or ddp"
             )
 
     def settings(self, resolved: Resolved, decide: Decisions) -> ZeroSettings:

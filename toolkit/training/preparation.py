@@ -134,7 +134,7 @@ def freeze_patterns(work: Work) -> None:
 
 def find_unreached(work: Work) -> None:
     """After all that decides what trains; before packing, since it runs the layers as they are."""
-    work.prepared.reach = reach(work.model, work.resolved)
+    work.prepared.reach = reach(work.model, work.resolved, sampled=True)
 
 
 def pack_base(work: Work) -> None:

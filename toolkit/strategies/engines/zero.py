@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -39,7 +39,7 @@ class ZeroEngine(Engine):
             name = f"{self.resolved.source}: strategy.name: zero{stage}"
             raise InputError(f"{name} is not possible with this DeepSpeed ({why}); use zero3 or fsdp2")
         self.parameters = prepared.trainable()
-        _check_reach(prepared.reach.by_row, self.resolved)
+        strategy_of(self.resolved).check_reach(prepared.reach.by_row, self.resolved)
         self.unsure = prepared.reach.unsure
         waiting = sources(model)
         whole = kept_whole(prepared)
@@ -85,7 +85,8 @@ class ZeroEngine(Engine):
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         if self.unsure:
-            _check_reach(_reached_apart(loss, self.parameters, self.device), self.resolved)
+            apart = _reached_apart(loss, self.parameters, self.device)
+            strategy_of(self.resolved).check_reach(apart, self.resolved)
         # The window's weights are in the loss already; DeepSpeed shall not divide by its accumulation count.
         self.engine.backward(loss, scale_wrt_gas=False)
         if not last:
@@ -250,19 +251,6 @@ class ZeroEngine(Engine):
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         for key, value in state.get("scaler", {}).items():
             setattr(self.engine.optimizer.loss_scaler, key, value)
-
-
-def _check_reach(by_row: Sequence[str], resolved: Resolved) -> None:
-    """Raise InputError where ranks may reach different weights. DeepSpeed 0.19.8 exchanges gradients in the order in
-    which a rank has them, in buckets: a weight's would be added to another's, or ranks would send unequal lengths.
-    Under ZeRO-3 they would also gather different weights."""
-    if by_row and resolved.world_size > 1:
-        some = ", ".join(by_row[:2]) + (", ..." if len(by_row) > 2 else "")
-        raise InputError(
-            f"{resolved.source}: strategy.name: {resolved.recipe.strategy.name}: {len(by_row)} weights of this model "
-            f"get a gradient from some rows alone ({some}), and DeepSpeed would mix up the gradients of ranks that "
-            "have reached different ones; use fsdp2, or ddp"
-        )
 
 
 def _reached_apart(loss: torch.Tensor, parameters: Mapping[str, nn.Parameter], device: torch.device) -> list[str]:
