@@ -145,3 +145,5 @@ def test_a_graph_that_hides_weights_freezes_none(recipe: Callable[..., Resolved]
     assert unreached(model, resolved) == []
     with pytest.raises(Hidden):
         _without_values(model, resolved, 3)
+    adapted = recipe("single", model=_indexed("reformer"), adapter={"r": 2})
+    assert unreached(add_adapter(load_base(adapted), adapted), adapted) == []

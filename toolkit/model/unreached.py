@@ -122,7 +122,10 @@ def _without_values(model: nn.Module, resolved: Resolved, length: int, training:
             output = twin(**inputs | media)
         asked = {name: p for name, p in twin.named_parameters() if p.requires_grad}
         reached = leaves_of(output.logits, whole=True)
-    return [name for name, p in asked.items() if id(p) not in reached]
+    missed = [name for name, p in asked.items() if id(p) not in reached]
+    if len(missed) == len(asked):  # a function of somebody else's below which nothing asks for a gradient
+        raise Hidden(type(output).__name__)
+    return missed
 
 
 def _often_unreached(model: nn.Module, resolved: Resolved) -> bool:
