@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from toolkit.data.collate import Slot, collate
@@ -46,10 +47,11 @@ def test_classification() -> None:
     assert batch.supervised == 2
 
 
-def test_a_rank_without_samples_gets_a_row_without_loss() -> None:
-    batch = collate([], slot(), "causal-lm", pad_id=3)
+@pytest.mark.parametrize(("pad_id", "token"), [(3, 0), (0, 1)])
+def test_a_rank_without_samples_gets_a_row_without_loss_and_without_padding(pad_id: int, token: int) -> None:
+    batch = collate([], slot(), "causal-lm", pad_id)
     assert {name: tensor.tolist() for name, tensor in batch.tensors.items()} == {
-        "input_ids": [[3, 3]],
+        "input_ids": [[token, token]],
         "attention_mask": [[1, 1]],
         "labels": [[I, I]],
     }
@@ -60,7 +62,7 @@ def test_a_rank_without_samples_gets_a_row_without_loss() -> None:
 
 def test_a_sample_that_encodes_to_nothing_still_attends() -> None:
     batch = collate([Example([], [])], slot(4), "causal-lm", 0)
-    assert batch.tensors["input_ids"].tolist() == [[0]]
+    assert batch.tensors["input_ids"].tolist() == [[1]]
     assert batch.tensors["attention_mask"].tolist() == [[1]]
     assert batch.tensors["labels"].tolist() == [[I]]
     assert (batch.sample_ids, batch.supervised) == ([4], 0)

@@ -11,6 +11,7 @@ import broken
 import psutil
 import pytest
 
+import model_types
 from families import HYBRIDS
 from toolkit.errors import InputError, RunFailed
 from toolkit.launch.group import WorkerGroup
@@ -225,3 +226,16 @@ def test_a_loss_that_is_not_a_number_is_reported(recipe: Callable[..., Resolved]
     assert (outcome.difference[1].name, outcome.difference[2].step) == ("forward", 1)
     assert outcome.diagnosis is not None
     assert outcome.diagnosis.id == "recipe-diverges"
+
+
+def test_a_gradient_that_is_not_finite_in_the_plain_loop_either_is_no_fault_of_the_strategy(
+    recipe: Callable[..., Resolved], lone_group: WorkerGroup
+) -> None:
+    # Padding's row of the embedding is zero, and behind the window a padding token sees padding alone.
+    config, _ = model_types.small_config("gemma3n_text", "AutoModelForCausalLM")
+    config |= {"sliding_window": 2, "layer_types": ["sliding_attention"] * 2}
+    resolved = recipe("single", model={"config": config}, adapter={"method": "lora", "r": 2, "alpha": 8})
+    outcome = verify(resolved, group=lone_group, time_limit=60, stop_early=True)
+    assert (outcome.verdict, outcome.exit_code) == ("different", 1)
+    assert outcome.diagnosis is not None
+    assert outcome.diagnosis.id == "plain-gradient-not-finite"

@@ -116,8 +116,7 @@ def packed_slot(rows: Sequence[list[int]], epoch: int, window: int, micro: int, 
 def padded_shape(lengths: Sequence[int], rows: Sequence[int] | None, multiple: int = 1) -> tuple[int, int]:
     """Rows, and tokens of each, that ``collate`` makes of samples of these lengths; ``rows`` as in ``Slot``.
 
-    A row that encodes to nothing attends to one padding token: a softmax over nothing is NaN. No samples are one row of
-    two.
+    A row that encodes to nothing attends to one token: a softmax over nothing is NaN. No samples are one row of two.
     """
     tokens = [max(1, length) for length in lengths]
     if rows is not None:
@@ -142,8 +141,8 @@ def collate(
     A micro-batch without a single image has ``blank`` as one more row, where the task's samples may have images: every
     rank runs the same modules, in the same collectives, for each of them.
 
-    Without examples: ``blank``, or one row of two padding tokens, attended to, without loss, so that the rank can
-    join the collectives of the others' forward and backward.
+    Without examples: ``blank``, or one row of two tokens without loss, so that the rank can join the collectives of
+    the others' forward and backward.
     """
     if len(examples) != len(slot.sample_ids):
         raise AssertionError(f"{len(examples)} examples for the samples {slot.sample_ids}")
@@ -164,7 +163,7 @@ def collate(
         rows.append(blank)
     tensors = {}
     if takes_tokens:
-        ids = [row.input_ids or [pad_id] for row in rows]
+        ids = [row.input_ids or [_filler(pad_id)] for row in rows]
         length = max(length, *(len(row) for row in ids))
         tensors = {
             "input_ids": _padded(ids, length, pad_id),
@@ -252,7 +251,7 @@ def _packed(
         end = 0
         for example in islice(remaining, count):
             assert not isinstance(example.labels, int)
-            tokens = example.input_ids or [pad_id]
+            tokens = example.input_ids or [_filler(pad_id)]
             start, end = end, end + len(tokens)
             starts.append(row * length + start)
             ids[row, start:end] = tokens
@@ -261,6 +260,7 @@ def _packed(
                 labels[row, start + 1 : end] = example.labels[1:]
         starts += [row * length + end] if end < length else []
     if not rows:
+        ids[0, :2] = _filler(pad_id)
         positions[0, :2] = 0, 1
         starts = [0, 2] if length > 2 else [0]
     tensors = {"input_ids": ids, "position_ids": positions, "labels": labels}
@@ -269,7 +269,14 @@ def _packed(
 
 def _dummy(task: str, pad_id: int) -> Example:
     one_label = task_of(task).labels is Labels.SAMPLE
-    return Example([pad_id, pad_id], IGNORED if one_label else [IGNORED, IGNORED])
+    return Example([_filler(pad_id)] * 2, IGNORED if one_label else [IGNORED, IGNORED])
+
+
+def _filler(pad_id: int) -> int:
+    """A token that is attended to, without loss, where there is none. Not padding: the row of an embedding's
+    ``padding_idx`` is zero in a model that was never trained, and a hidden state that is zero throughout has no
+    gradient where a model takes the root of its squares (Gemma 3n): NaN, which a loss of zero does not hide."""
+    return 1 if pad_id == 0 else 0
 
 
 def _padded(rows: Sequence[Sequence[int] | NDArray[np.int64]], length: int, value: int) -> torch.Tensor:

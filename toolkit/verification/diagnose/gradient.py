@@ -54,7 +54,9 @@ def gradient_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> D
         return Diagnosis("frozen-weight-trains", {"first": strangers[0]})
     strange = [name for name in wrong if not bool(torch.isfinite(taken.gradient.get(name, torch.zeros(()))).all())]  # type: ignore[arg-type]
     if strange:
-        return Diagnosis("gradient-not-finite", {"count": len(strange), "first": strange[0]})
+        plain = bool(torch.isfinite(right[strange[0]]).all())
+        facts = {"count": len(strange), "first": strange[0]}
+        return Diagnosis("gradient-not-finite" if plain else "plain-gradient-not-finite", facts)
     micros = MicroGradients(reference, step, weights)
     resolved = reference.resolved
     bound = max(_EXPLAINED, 2 * (stage.detection_limit or 0.0))

@@ -205,6 +205,12 @@ _GRADIENT = {
                                  "{first} is the gradient of one rank alone", "DeepSpeed#4321"),
     "frozen-weight-trains": Known("a weight that should be frozen has a gradient", "{first}"),
     "gradient-not-finite": Known("the gradient is not finite", "{count} tensors, first {first}"),
+    "plain-gradient-not-finite": Known(
+        "the model's gradient is not finite in the plain loop either: nothing can be compared",
+        "{count} tensors, first {first}. Among random weights an embedding's row for padding is zero, where a root of "
+        "squares has no gradient (Gemma 3n)",
+        remedy="toolkit verify --full-size, with the weights of model.path",
+    ),
     "sums-rounded-to-16-bits": Known(
         "gradients are rounded to 16 bits during accumulation",
         "each micro-batch has its right weight, {residual:.1e} of the sum is noise",
