@@ -52,6 +52,8 @@ class Reach(NamedTuple):
     """Names of trainable weights that no output depends on."""
     by_row: tuple[str, ...] = ()
     """Names of some that one sample reaches and another does not."""
+    by_values: tuple[str, ...] = ()
+    """Names of modules that hold weights and call modules without any as often as values say (LongCat's experts)."""
     unsure: bool = False
     """Whether the model's code decides by values which weights it uses, so that there may be more of both."""
 
@@ -74,7 +76,8 @@ def reach(model: nn.Module, resolved: Resolved, *, sampled: bool = False) -> Rea
     except Exception as error:  # whatever a model's own code, or an operator without values, raises
         if _often_unreached(model, resolved):
             return Reach(_with_values(model, resolved))
-        found = Reach([], unsure=type(error).__name__ in _DECIDES_BY_VALUES)
+        unsure = type(error).__name__ in _DECIDES_BY_VALUES
+        found = Reach([], by_values=_calling(model) if unsure else (), unsure=unsure)
     if not (sampled and found.unsure):
         return found
     try:
@@ -82,6 +85,16 @@ def reach(model: nn.Module, resolved: Resolved, *, sampled: bool = False) -> Rea
     except InputError:  # kernels of its own may run on another device alone
         return found
     return found._replace(by_row=tuple(sorted(samples[0] ^ samples[1])))
+
+
+def _calling(model: nn.Module) -> tuple[str, ...]:
+    return tuple(
+        name
+        for name, module in model.named_modules()
+        if any(True for _ in module.parameters(recurse=False))
+        and any(True for _ in module.children())
+        and not any(True for child in module.children() for _ in child.parameters())
+    )
 
 
 def _by_graph(model: nn.Module, resolved: Resolved) -> Reach:

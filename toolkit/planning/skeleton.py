@@ -115,7 +115,7 @@ def build(resolved: Resolved, double_quant: bool = True) -> Skeleton:
 def _freeze_unreached(model: nn.Module, resolved: Resolved) -> None:
     """Freeze what no output depends on, as a session does."""
     found = reach(model, resolved)
-    strategy_of(resolved).check_reach(found.by_row, resolved)
+    strategy_of(resolved).check_reach(found.by_row, resolved, by_values=found.by_values)
     freeze(model, found.never)
 
 

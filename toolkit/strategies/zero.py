@@ -52,16 +52,23 @@ class _Zero(Strategy):
                 "use bf16 with offload, or bf16-pure without"
             )
 
-    def check_reach(self, by_row: Sequence[str], resolved: Resolved) -> None:
+    def check_reach(self, by_row: Sequence[str], resolved: Resolved, *, by_values: Sequence[str] = ()) -> None:
         """DeepSpeed 0.19.8 exchanges gradients in the order in which a rank has them, in buckets: a weight's would be
-        added to another's, or ranks would send unequal lengths. Under ZeRO-3 they would also gather different
-        weights."""
+        added to another's, or ranks would send unequal lengths. ZeRO-3 gathers weights ahead in the order in which
+        modules ran before (``PartitionedParameterCoordinator``): ranks whose modules run otherwise wait for each other
+        for ever (LongCat-Flash, in the fifth step)."""
         if by_row and resolved.world_size > 1:
             some = ", ".join(by_row[:2]) + (", ..." if len(by_row) > 2 else "")
             raise InputError(
                 f"{resolved.source}: strategy.name: {self.name}: {len(by_row)} weights of this model get a gradient "
                 f"from some rows alone ({some}), and DeepSpeed would mix up the gradients of ranks that have reached "
                 "different ones; use fsdp2, or ddp"
+            )
+        if by_values and resolved.world_size > 1 and self.stage == 3:
+            raise InputError(
+                f"{resolved.source}: strategy.name: {self.name}: {by_values[0]} calls its modules as often as the "
+                "values of a row say, and DeepSpeed gathers weights in the order in which modules ran before: ranks "
+                "would wait for each other for ever; use fsdp2, or ddp"
             )
 
     def settings(self, resolved: Resolved, decide: Decisions) -> ZeroSettings:

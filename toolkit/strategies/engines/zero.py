@@ -39,8 +39,9 @@ class ZeroEngine(Engine):
             name = f"{self.resolved.source}: strategy.name: zero{stage}"
             raise InputError(f"{name} is not possible with this DeepSpeed ({why}); use zero3 or fsdp2")
         self.parameters = prepared.trainable()
-        strategy_of(self.resolved).check_reach(prepared.reach.by_row, self.resolved)
-        self.unsure = prepared.reach.unsure
+        found = prepared.reach
+        strategy_of(self.resolved).check_reach(found.by_row, self.resolved, by_values=found.by_values)
+        self.unsure = found.unsure
         waiting = sources(model)
         whole = kept_whole(prepared)
         self.kept_whole = {name: p.numel() for name, p in whole.items()}

@@ -51,7 +51,9 @@ def exported_answers(resolved: Resolved, checkpoint: Path, samples: RaggedSample
     if not METHODS[recipe.adapter.method].merges:
         return answers
     base = trained.get_base_model()
+    names = [name for name, parameter in trained.named_parameters() if parameter.requires_grad]
     try:
+        export._check_shared(alone, names, samples.pad_id)
         export._write(trained, recipe, folder / "merged", merged=True)
     except InputError:  # as `toolkit export --merged` says
         return answers
