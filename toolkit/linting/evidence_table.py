@@ -273,6 +273,10 @@ TABLE: dict[str, tuple[Evidence, ...]] = {
     "DS217": (_deepspeed("runtime/zero/config.py", "ZeroStageEnum", "max_stage = 3"),),
     "DS218": (
         *_OFFLOADED_BY_STAGE_3,
+        _deepspeed(
+            "runtime/engine.py", "DeepSpeedEngine.zero_use_cpu_optimizer",
+            "if self._config.zero_config.offload_optimizer is not None: return", refutes=("stage",),
+        ),
         _deepspeed("ops/adam/cpu_adam.py", "DeepSpeedCPUAdam.step", "and must be 'cpu', make"),
     ),
     "DS219": (
