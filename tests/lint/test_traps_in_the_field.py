@@ -214,6 +214,8 @@ TRAPS = [
          zero("zero_stage: 3", "offload_param_device: cpu", _SAVE), plugin),
     Trap("AC120", "accelerate.yaml:6", zero("zero_stage: 3", "zero3_init_flag: maybe", _SAVE),
          zero("zero_stage: 3", "zero3_init_flag: true", _SAVE), plugin),
+    Trap("AC120", "accelerate.yaml:6", zero("zero_stage: 3", "zero3_save_16bit_model: 1"), zero("zero_stage: 3", _SAVE),
+         plugin, refused=False),
     Trap("AC121", "accelerate.yaml:5", multi_gpu("dynamo_config:", "  dynamo_backend: inductr"),
          multi_gpu("dynamo_config:", "  dynamo_backend: inductor"), launch),
     Trap("AC121", "accelerate.yaml:6",
@@ -343,6 +345,16 @@ def test_deepspeed_takes_the_beginning_of_a_flag() -> None:
     ):
         codes = {f.code for f in lint(put(shell(f"{command} train.py"))).findings}
         assert ("LT512" in codes) == wrong, command
+
+
+@pytest.mark.upstream
+def test_1_is_not_true_for_saving() -> None:
+    """AC120: the plugin compares the text with true."""
+    for value, saves in (("1", False), ("'on'", False), ("true", True), ("yes", True)):
+        put(zero("zero_stage: 3", f"zero3_save_16bit_model: {value}"))
+        config = real.deepspeed_plugin(real.launch_environment("accelerate.yaml"))
+        assert config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is saves, value
+        assert ("AC120" in {f.code for f in lint(["accelerate.yaml"]).findings}) != saves, value
 
 
 def test_autotp_gathers_its_weights_under_every_stage() -> None:
