@@ -128,11 +128,15 @@ allowed = set(sys.stdlib_module_names) | {"toolkit"}
 for name in %r:
     files = importlib.metadata.files(name) or ()
     allowed |= {file.parts[0].split(".")[0] for file in files}
-class Outside:
+class Inside:
+    def __init__(self, finder):
+        self.finder = finder
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] not in allowed and not name.startswith("_sysconfigdata"):
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Outside())
+        inside = name.partition(".")[0] in allowed or name.startswith("_sysconfigdata")
+        return self.finder.find_spec(name, path, target) if inside else None
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+sys.meta_path[:] = map(Inside, sys.meta_path)
 statuses = {}
 for command, (module, *arguments) in %r.items():
     sys.argv = [module, *arguments]

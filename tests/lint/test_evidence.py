@@ -16,6 +16,7 @@ from tests.lint.folder import put
 from toolkit.linting import evidence as reading
 from toolkit.linting import explain
 from toolkit.linting.evidence_table import TABLE
+from toolkit.linting.installed import installed
 from toolkit.linting.model import Files
 from toolkit.linting.registry import all_rules
 
@@ -48,9 +49,7 @@ def test_the_installed_versions_are_among_the_compared_ones() -> None:
     compared = json.loads((files("toolkit.linting.keys") / "evidence.json").read_text(encoding="utf-8"))
     for code, packages in compared.items():
         for package, versions in packages.items():
-            assert importlib.metadata.version(package) in versions["shown"], (
-                f"{code}: run python -m tools.lint_evidence"
-            )
+            assert installed(package) in versions["shown"], f"{code}: run python -m tools.lint_evidence"
 
 
 def install(package: str, version: str, sources: Files) -> None:

@@ -7,8 +7,10 @@ silence», they accept the failing example and use another value.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -53,6 +55,18 @@ def alone(**config: Any) -> Any:
     return real.deepspeed_alone({"train_batch_size": 4, **config})
 
 
+def shards_as_it_loads(variables: dict[str, str]) -> bool:
+    """Whether a process with these variables makes transformers divide weights as they are loaded."""
+    from accelerate.utils import DeepSpeedPlugin
+    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+
+    with patch.dict(os.environ, variables):
+        plugin = DeepSpeedPlugin()
+        plugin.set_deepspeed_weakref()
+    assert plugin.zero3_init_flag is False
+    return is_deepspeed_zero3_enabled()
+
+
 SILENT: list[tuple[str, Callable[[], Any], Any]] = [
     ("DS101", lambda: alone(gradient_cliping=0.5).gradient_clipping, 1.0),
     ("AU301", lambda: alone(bf16={"enabled": "auto"}).bfloat16_config.enabled, False),
@@ -74,6 +88,7 @@ SILENT: list[tuple[str, Callable[[], Any], Any]] = [
      ["LlamaDecoderLayer", " MistralDecoderLayer"]),
     ("SV701", lambda: real.deepspeed_plugin(env(zero("zero_stage: 3")))["zero_optimization"][_GATHER], False),
     ("SV704", lambda: env(zero("zero_stage: 2", "zero3_init_flag: true"))["ACCELERATE_DEEPSPEED_ZERO3_INIT"], "true"),
+    ("MM607", lambda: shards_as_it_loads(env(RULES["MM607"].fails)), True),
     ("LT509", lambda: env(RULES["LT509"].fails).get("ACCELERATE_USE_FSDP"), None),
     ("FA101", lambda: real.training_arguments({}, fsdp_config={"version": 1}).fsdp_plugin_args, None),
     ("KY103", lambda: yaml.safe_load(RULES["KY103"].fails["args.yaml"])["learning_rate"], "2e-4"),

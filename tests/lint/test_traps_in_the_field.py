@@ -200,6 +200,12 @@ TRAPS = [
     Trap("DS225", "ds.json:7", schedule("WarmupDecayLR", warmup_num_steps=5),
          schedule("WarmupDecayLR", total_num_steps=9, warmup_num_steps=5), schedule_made),
     # deepspeed_config of accelerate.
+    Trap("AC116", "accelerate.yaml:5", zero("zero_stage: 2.0"), zero("zero_stage: 2"), plugin),
+    Trap("AC116", "accelerate.yaml:5", zero("zero_stage: auto"), zero("zero_stage: '2'"), plugin),
+    Trap("AC116", "accelerate.yaml:6", zero("zero_stage: 2", "gradient_clipping: one"),
+         zero("zero_stage: 2", "gradient_clipping: '1e-1'"), plugin),
+    Trap("AC116", "accelerate.yaml:6", zero("zero_stage: 2", "gradient_accumulation_steps: 4.0"),
+         zero("zero_stage: 2", "gradient_accumulation_steps: 1"), plugin),
     Trap("AC118", "accelerate.yaml:6", zero("zero_stage: 2", "offload_param_device: cpu"), zero("zero_stage: 2"),
          plugin, refused=False),
     Trap("AC119", "accelerate.yaml:6", zero("zero_stage: 2", "offload_optimizer_device: gpu"),
@@ -208,6 +214,8 @@ TRAPS = [
          zero("zero_stage: 3", "offload_param_device: cpu", _SAVE), plugin),
     Trap("AC120", "accelerate.yaml:6", zero("zero_stage: 3", "zero3_init_flag: maybe", _SAVE),
          zero("zero_stage: 3", "zero3_init_flag: true", _SAVE), plugin),
+    Trap("AC120", "accelerate.yaml:6", zero("zero_stage: 3", "zero3_save_16bit_model: 1"), zero("zero_stage: 3", _SAVE),
+         plugin, refused=False),
     Trap("AC121", "accelerate.yaml:5", multi_gpu("dynamo_config:", "  dynamo_backend: inductr"),
          multi_gpu("dynamo_config:", "  dynamo_backend: inductor"), launch),
     Trap("AC121", "accelerate.yaml:6",
@@ -320,6 +328,48 @@ def test_a_json_that_the_yaml_does_not_name_is_not_read() -> None:
     assert "XL218" not in {
         f.code for f in lint(put(multi_gpu() | ds() | args(deepspeed="ds.json", bf16=True))).findings
     }
+
+
+@pytest.mark.upstream
+def test_deepspeed_takes_the_beginning_of_a_flag() -> None:
+    """LT512: where no other flag begins like it. accelerate launch takes none."""
+    from deepspeed.launcher.runner import parse_args
+
+    assert parse_args(["--num_gpu", "2", "train.py"]).num_gpus == 2
+    with pytest.raises(SystemExit):
+        parse_args(["--num", "2", "train.py"])
+    for command, wrong in (
+        ("deepspeed --num_gpu 2", False),
+        ("deepspeed --num 2", True),
+        ("accelerate launch --num_proc 2", True),
+    ):
+        codes = {f.code for f in lint(put(shell(f"{command} train.py"))).findings}
+        assert ("LT512" in codes) == wrong, command
+
+
+@pytest.mark.upstream
+def test_1_is_not_true_for_saving() -> None:
+    """AC120: the plugin compares the text with true."""
+    for value, saves in (("1", False), ("'on'", False), ("true", True), ("yes", True)):
+        put(zero("zero_stage: 3", f"zero3_save_16bit_model: {value}"))
+        config = real.deepspeed_plugin(real.launch_environment("accelerate.yaml"))
+        assert config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is saves, value
+        assert ("AC120" in {f.code for f in lint(["accelerate.yaml"]).findings}) != saves, value
+
+
+def test_autotp_gathers_its_weights_under_every_stage() -> None:
+    """DS219: accelerate's get_state_dict asks for the switch of ZeRO-3 where AutoTP has divided the model."""
+    divided = ds(2, zero=_GATHER, tensor_parallel={"autotp_size": 2})
+    assert "DS219" not in {f.code for f in lint(put(divided)).findings}
+    assert "DS219" in {f.code for f in lint(put(ds(2, zero=_GATHER))).findings}
+
+
+def test_what_a_profiler_costs_and_what_stage_0_does_with_offload() -> None:
+    (found,) = (f for f in lint(put(ds(memory_breakdown=True))).findings if f.code == "MM604")
+    assert found.message.startswith("memory_breakdown collects Python's garbage")
+    offload = {"offload_optimizer": {"device": "cpu"}}
+    (found,) = (f for f in lint(put(ds(0, zero=offload))).findings if f.code == "DS218")
+    assert "a CPU optimizer, which rejects them" in found.message
 
 
 @pytest.mark.upstream

@@ -9,9 +9,9 @@ from functools import cache
 
 @cache
 def installed(package: str) -> str | None:
-    """The installed version; None if the package is not installed."""
+    """The installed version without what a build adds (2.13.0+cpu); None if the package is not installed."""
     try:
-        return importlib.metadata.version(package)
+        return importlib.metadata.version(package).partition("+")[0]
     except importlib.metadata.PackageNotFoundError:
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from toolkit.linting import keys
-from toolkit.linting.context import LintContext
+from toolkit.linting.context import LintContext, true
 from toolkit.linting.edits import remove, set_value
 from toolkit.linting.examples import multi_gpu, zero
 from toolkit.linting.model import Diagnostic, Severity
@@ -57,14 +57,25 @@ def no_such_device(context: LintContext) -> Iterator[Diagnostic]:
     passes=zero("zero_stage: 2", "zero3_init_flag: false"),
 )
 def not_a_switch(context: LintContext) -> Iterator[Diagnostic]:
-    """A switch of deepspeed_config that is neither true nor false."""
+    """A switch of deepspeed_config that is neither true nor false.
+
+    zero3_init_flag takes yes, on and 1 too. zero3_save_16bit_model is compared with true: any other word is false.
+    """
     for key in ("zero3_init_flag", "zero3_save_16bit_model"):
         setting = context.acc(f"deepspeed_config.{key}")
-        if setting is None or setting.value is None or str(setting.value).lower() in _TRUTHS:
+        if setting is None or setting.value is None:
             continue
-        # The plugin compares the other switch with "true": any other text is false.
-        severity: Severity | None = None if key == "zero3_init_flag" else "warning"
-        yield Diagnostic(setting, f"{setting.value!r} is neither true nor false", severity=severity)
+        text, saves = str(setting.value).lower(), key == "zero3_save_16bit_model"
+        if saves and text != "true" and true(text):
+            yield Diagnostic(
+                setting,
+                f"{setting.value!r} counts as false: only true is true here",
+                set_value(setting, True),
+                "warning",
+            )
+        elif text not in _TRUTHS:
+            severity: Severity | None = "warning" if saves else None
+            yield Diagnostic(setting, f"{setting.value!r} is neither true nor false", severity=severity)
 
 
 @rule(

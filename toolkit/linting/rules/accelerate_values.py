@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from toolkit.linting import keys
-from toolkit.linting.context import LintContext, number
+from toolkit.linting.context import LintContext
 from toolkit.linting.edits import add, remove, set_value
 from toolkit.linting.examples import acc, fsdp2, multi_gpu, zero
 from toolkit.linting.model import Diagnostic
@@ -177,20 +178,19 @@ def not_a_truth(context: LintContext) -> Iterator[Diagnostic]:
     passes=zero("zero_stage: 2"),
 )
 def not_a_number(context: LintContext) -> Iterator[Diagnostic]:
-    """A value of deepspeed_config that must be a number, but is not."""
-    for key, choices in (
-        ("zero_stage", range(4)),
-        ("gradient_clipping", None),
-        ("gradient_accumulation_steps", None),
+    """A value of deepspeed_config that must be a number, but is not.
+
+    They reach the plugin as text: zero_stage must be a digit (2.0 is none), gradient_clipping a number (1e-1 is one),
+    gradient_accumulation_steps a whole number.
+    """
+    for key, fits, expected in (
+        ("zero_stage", re.compile("[0-3]"), "0, 1, 2 or 3"),
+        ("gradient_clipping", re.compile(r"auto|[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE), "a number"),
+        ("gradient_accumulation_steps", re.compile(r"auto|\d+"), "a whole number"),
     ):
         setting = context.acc(f"deepspeed_config.{key}")
-        if setting is None or setting.value is None or setting.value == "auto":
-            continue
-        value = setting.value
-        if isinstance(value, str) and value.replace(".", "", 1).isdigit():
-            value = float(value)
-        if not number(value) or (choices is not None and value not in choices):
-            yield Diagnostic(setting, f"{setting.value!r} is not {'0, 1, 2 or 3' if choices else 'a number'}")
+        if setting is not None and setting.value is not None and not fits.fullmatch(str(setting.value)):
+            yield Diagnostic(setting, f"{setting.value!r} is not {expected}")
 
 
 @rule(

@@ -46,8 +46,8 @@ def out_of_bounds(context: LintContext) -> Iterator[Diagnostic]:
 @rule(
     "DS222",
     "warning",
-    source="deepspeed 0.19.8 runtime/zero/partitioned_param_coordinator.py:fetch_sub_module (max_params_to_prefetch), "
-    "stage3.py:_create_fp16_sub_groups",
+    source="deepspeed 0.19.8 runtime/zero/partitioned_param_coordinator.py:_fetch_sub_module_impl "
+    "(max_params_to_prefetch), stage3.py:_create_fp16_sub_groups",
     fails=ds(3, zero={"stage3_max_live_parameters": 0, **_SAVES}),
     passes=ds(3, zero={"stage3_max_live_parameters": 1000000000, **_SAVES}),
 )

@@ -9,6 +9,7 @@ from toolkit.linting.edits import add, remove, set_value
 from toolkit.linting.examples import acc, args, ds
 from toolkit.linting.model import Diagnostic
 from toolkit.linting.near import meant, nearest
+from toolkit.linting.parallel import autotp
 from toolkit.linting.registry import rule
 
 _THREE = acc(
@@ -17,6 +18,7 @@ _THREE = acc(
     "deepspeed_config:",
     "  deepspeed_config_file: ds.json",
 )
+_GATHERED = "stage3_gather_16bit_weights_on_model_save"
 _SELECTIVE = {"selective": True, "use_reentrant": False}
 
 
@@ -101,35 +103,44 @@ def no_such_choice(context: LintContext) -> Iterator[Diagnostic]:
     "DS218",
     "warning",
     source="deepspeed 0.19.8 runtime/zero/config.py: offload_param «Valid only with stage "
-    "3»; engine.py:_configure_zero_optimizer",
+    "3»; engine.py:_configure_zero_optimizer, zero_use_cpu_optimizer; ops/adam/cpu_adam.py:DeepSpeedCPUAdam.step",
     fails=ds(2, zero={"offload_param": {"device": "cpu"}}),
     passes=ds(3, zero={"offload_param": {"device": "cpu"}}),
 )
 def offload_without_stage(context: LintContext) -> Iterator[Diagnostic]:
     """Offload that this ZeRO stage cannot do.
 
-    Parameters are offloaded by stage 3 only, optimizer states by stages 1 to 3.
+    Parameters are offloaded by stage 3 only, optimizer states by stages 1 to 3. With stage 0 DeepSpeed takes its CPU
+    optimizer all the same, and its first step rejects parameters that are on the GPU.
     """
     stage = context.deepspeed.get("zero_optimization.stage", 0)
     for section, needs in (("offload_param", (3,)), ("offload_optimizer", (1, 2, 3))):
         device = context.ds(f"zero_optimization.{section}.device")
         if device and device.value in ("cpu", "nvme") and stage in (0, 1, 2) and stage not in needs:
-            yield Diagnostic(device, f"{section} has no effect with ZeRO stage {stage}: it is for stage {needs[0]}")
+            failing = stage == 0 and section == "offload_optimizer"
+            what = "gives parameters on the GPU to a CPU optimizer, which rejects them," if failing else "has no effect"
+            yield Diagnostic(device, f"{section} {what} with ZeRO stage {stage}: it is for stage {needs[0]}")
 
 
 @rule(
     "DS219",
     "note",
-    source="deepspeed 0.19.8 runtime/zero/config.py (fields that only stage3.py reads)",
+    source="deepspeed 0.19.8 runtime/zero/config.py (fields that only stage3.py reads); accelerate 1.15.0 "
+    "accelerator.py:get_state_dict (tp_sharding)",
     fails=ds(2, zero={"stage3_prefetch_bucket_size": 50000000}),
     passes=ds(3, zero={"stage3_prefetch_bucket_size": 50000000}),
 )
 def stage_3_keys(context: LintContext) -> Iterator[Diagnostic]:
-    """Settings of ZeRO-3 under another stage: they have no effect."""
+    """Settings of ZeRO-3 under another stage: they have no effect.
+
+    Of a model that AutoTP has divided, stage3_gather_16bit_weights_on_model_save gathers the weights under every stage.
+    """
     stage = context.deepspeed.get("zero_optimization.stage", 0)
     if stage not in (0, 1, 2):
         return
     for key, entry in context.deepspeed.section("zero_optimization").items():
+        if key == _GATHERED and autotp(context) > 1:
+            continue  # the weights of AutoTP are gathered by it under every stage
         if key.startswith("stage3_"):
             setting = context.of(context.deepspeed, f"zero_optimization.{key}", entry)
             yield Diagnostic(setting, f"{key} has no effect with ZeRO stage {stage}", remove(setting))

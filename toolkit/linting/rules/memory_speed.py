@@ -95,19 +95,27 @@ def offload_not_pinned(context: LintContext) -> Iterator[Diagnostic]:
 @rule(
     "MM604",
     "note",
-    source="deepspeed 0.19.8 utils/timer.py:SynchronizedWallClockTimer (synchronises the device)",
+    source="deepspeed 0.19.8 utils/timer.py:CudaEventTimer.get_elapsed_msec, comm/comm.py:timed_op (synchronise the "
+    "device), runtime/utils.py:see_memory_usage (gc.collect)",
     fails=ds(wall_clock_breakdown=True),
     passes=ds(wall_clock_breakdown=False),
 )
 def profiling_left_on(context: LintContext) -> Iterator[Diagnostic]:
-    """Profiling is on: it synchronises the device in every step."""
-    for key in ("wall_clock_breakdown", "memory_breakdown", "flops_profiler.enabled", "comms_logger.enabled"):
+    """Profiling is on: every step waits for it.
+
+    Timers and the log of collectives wait for the device. memory_breakdown collects Python's garbage several times a
+    step on the first rank, for which the others wait.
+    """
+    waits = "synchronises the device in every step"
+    for key, what in (
+        ("wall_clock_breakdown", waits),
+        ("memory_breakdown", "collects Python's garbage several times a step"),
+        ("flops_profiler.enabled", waits),
+        ("comms_logger.enabled", waits),
+    ):
         setting = context.ds(key)
         if setting and setting.value is True:
-            yield Diagnostic(
-                setting,
-                f"{key.partition('.')[0]} synchronises the device in every step: disable it in long runs",
-            )
+            yield Diagnostic(setting, f"{key.partition('.')[0]} {what}: disable it in long runs")
 
 
 @rule(
@@ -146,15 +154,25 @@ def tiny_buckets(context: LintContext) -> Iterator[Diagnostic]:
 @rule(
     "MM607",
     "note",
-    source="accelerate 1.15.0 utils/dataclasses.py:DeepSpeedPlugin (zero3_init_flag)",
+    source="accelerate 1.15.0 utils/dataclasses.py:DeepSpeedPlugin.set_deepspeed_weakref (whatever the flag is), "
+    "utils/operations.py:GatheredParameters; transformers 5.23.0 integrations/deepspeed.py:is_deepspeed_zero3_enabled",
     fails=zero("zero_stage: 3", "zero3_init_flag: false", "zero3_save_16bit_model: true"),
     passes=zero("zero_stage: 3", "zero3_init_flag: true", "zero3_save_16bit_model: true"),
 )
-def model_on_every_rank(context: LintContext) -> Iterator[Diagnostic]:
-    """ZeRO-3 without zero3_init_flag: every process loads the whole model before it is sharded."""
+def sharded_as_it_loads(context: LintContext) -> Iterator[Diagnostic]:
+    """zero3_init_flag: false under ZeRO-3: transformers shards its models as it loads them all the same.
+
+    accelerate tells transformers of ZeRO-3 whatever the flag is, and from_pretrained then divides each weight among
+    the processes. Where the flag is false, accelerate.utils.GatheredParameters gathers nothing: a script that reads
+    weights in it finds them empty.
+    """
     setting = context.acc("deepspeed_config.zero3_init_flag")
     if setting and not true(setting.value) and context.zero_stage == 3:
-        yield Diagnostic(setting, "every process loads the whole model into host memory before ZeRO-3 shards it")
+        yield Diagnostic(
+            setting,
+            "transformers shards its models as it loads them all the same; accelerate's GatheredParameters gathers "
+            "nothing",
+        )
 
 
 @rule(

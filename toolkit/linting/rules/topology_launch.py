@@ -209,18 +209,23 @@ def two_launch_types(context: LintContext) -> Iterator[Diagnostic]:
 @rule(
     "LT512",
     "error",
-    source="accelerate 1.15.0 commands/launch.py (argparse: unrecognised options end the launch)",
+    source="accelerate 1.15.0 commands/launch.py (argparse: unrecognised options end the launch, allow_abbrev=False); "
+    "deepspeed 0.19.8 launcher/runner.py:parse_args",
     fails=shell("accelerate launch --num_process 4 train.py"),
     passes=shell("accelerate launch --num_processes 4 train.py"),
 )
 def unknown_flag(context: LintContext) -> Iterator[Diagnostic]:
-    """Unknown launcher flag; abbreviations are not accepted."""
+    """Unknown launcher flag.
 
+    accelerate launch takes no abbreviations. deepspeed takes the beginning of a flag that no other flag begins with.
+    """
     if context.launch.launcher not in ("accelerate", "deepspeed"):
         return
     table = keys.package(context.launch.launcher)["sections"]["flags"]
     known = {fact["dest"] for fact in table.values()}
     for key, entry in context.launch.section("").items():
-        if key not in known:
+        begun = [flag for flag in table if flag.startswith(key)] if len(key) > 1 else []
+        abbreviated = context.launch.launcher == "deepspeed" and len(begun) == 1
+        if key not in known and not abbreviated:
             setting = context.of(context.launch, key, entry)
             yield Diagnostic(setting, f"{context.launch.launcher} has no flag --{key}{meant(nearest(key, known))}")
