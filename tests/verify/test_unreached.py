@@ -19,6 +19,7 @@ from toolkit.model.load import load_base
 from toolkit.model.unreached import Hidden, _without_values, reach, unreached
 from toolkit.planning.skeleton import build
 from toolkit.recipe.resolve import Resolved
+from toolkit.strategies import strategy_of
 from toolkit.verification.run import verify
 
 BART = EVERY_FAMILY["bart"]["config"] | {"num_labels": 3}
@@ -147,3 +148,18 @@ def test_a_graph_that_hides_weights_freezes_none(recipe: Callable[..., Resolved]
         _without_values(model, resolved, 3)
     adapted = recipe("single", model=_indexed("reformer"), adapter={"r": 2})
     assert unreached(add_adapter(load_base(adapted), adapted), adapted) == []
+
+
+def test_experts_that_call_modules_as_values_say_are_refused_under_zero3(recipe: Callable[..., Resolved]) -> None:
+    """LongCat-Flash calls an activation once for each expert with tokens: DeepSpeed's ranks hung in the fifth step."""
+    resolved = recipe("zero3", model=_indexed("longcat_flash"))
+    found = reach(load_base(resolved), resolved)
+    assert found.by_values[0].endswith(".mlp.experts")
+    with pytest.raises(InputError, match="calls its modules as often as the values of a row say"):
+        strategy_of(resolved).check_reach(found.by_row, resolved, by_values=found.by_values)
+    strategy_of(recipe("zero2")).check_reach((), resolved, by_values=found.by_values)
+
+
+def test_experts_that_run_the_same_for_every_row_are_not(recipe: Callable[..., Resolved]) -> None:
+    resolved = recipe("zero3", model=_indexed("deepseek_v4"))
+    assert not reach(load_base(resolved), resolved).by_values
