@@ -62,7 +62,7 @@ def take(tiny: str, large: str, out: str, in_turn: bool) -> Row:
         if in_turn:
             write_in_turn(Job(case, folder, manifest, None, target))
         else:
-            export._write(export.trained_model(case, folder), case.recipe, target, merged=False)
+            export.write_model(export.trained_model(case, folder), case.recipe, target, merged=False)
         found = {"export": status("VmHWM") - before, "written": moved("wchar") - wrote, "read": moved("rchar") - read}
     return found
 

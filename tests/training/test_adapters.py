@@ -25,7 +25,7 @@ from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.schema import Adapter
 from toolkit.threads import torch_threads
 from toolkit.training.card import model_card
-from toolkit.training.export import _write
+from toolkit.training.export import write_model
 from toolkit.training.loss import loss_sum
 from toolkit.training.preparation import prepare_model
 from toolkit.verification.cases.twin import twin_adapter
@@ -96,7 +96,7 @@ def test_an_export_answers_as_the_trained_adapter(adapter: dict[str, Any], tiny_
             if parameter.requires_grad:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)))
     tensors = {name: tensor for name, tensor in batch().items() if name != "labels"}
-    _write(copy.deepcopy(model), recipe.recipe, tmp_path / "adapter", merged=False)
+    write_model(copy.deepcopy(model), recipe.recipe, tmp_path / "adapter", merged=False)
     torch.manual_seed(99)
     loaded = PeftModel.from_pretrained(load_base(recipe, 0), str(tmp_path / "adapter")).eval()
     with torch.no_grad():

@@ -159,7 +159,7 @@ def test_running_statistics_are_the_checkpoints(tmp_path: Path, group: WorkerGro
     manifest = whole_manifest(folder)
     alone = resolve(exporting.alone(saved_recipe(folder, manifest)), "recipe", device="cpu")
     assert write_in_turn(Job(alone, folder, manifest, None, tmp_path / "turn")) == "full model"
-    exporting._write(trained_model(alone, folder), alone.recipe, tmp_path / "whole", merged=False)
+    exporting.write_model(trained_model(alone, folder), alone.recipe, tmp_path / "whole", merged=False)
     (turn, configs), (whole, expected) = content(tmp_path / "turn"), content(tmp_path / "whole")
     assert configs == expected
     assert turn.keys() == whole.keys()

@@ -160,6 +160,11 @@ def test_experts_that_call_modules_as_values_say_are_refused_under_zero3(recipe:
     strategy_of(recipe("zero2")).check_reach((), resolved, by_values=found.by_values)
 
 
-def test_experts_that_run_the_same_for_every_row_are_not(recipe: Callable[..., Resolved]) -> None:
-    resolved = recipe("zero3", model=_indexed("deepseek_v4"))
-    assert not reach(load_base(resolved), resolved).by_values
+@pytest.mark.parametrize("kind", ["jetmoe", "blt"])
+def test_a_model_that_decides_by_values_and_calls_every_module_once_is_not(
+    kind: str, recipe: Callable[..., Resolved]
+) -> None:
+    resolved = recipe("zero3", model=_indexed(kind))
+    found = reach(load_base(resolved), resolved)
+    assert found.unsure
+    assert not found.by_values

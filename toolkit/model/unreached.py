@@ -77,7 +77,7 @@ def reach(model: nn.Module, resolved: Resolved, *, sampled: bool = False) -> Rea
         if _often_unreached(model, resolved):
             return Reach(_with_values(model, resolved))
         unsure = type(error).__name__ in _DECIDES_BY_VALUES
-        found = Reach([], by_values=_calling(model) if unsure else (), unsure=unsure)
+        found = Reach([], by_values=_weights_beside_calls(model) if unsure else (), unsure=unsure)
     if not (sampled and found.unsure):
         return found
     try:
@@ -87,7 +87,10 @@ def reach(model: nn.Module, resolved: Resolved, *, sampled: bool = False) -> Rea
     return found._replace(by_row=tuple(sorted(samples[0] ^ samples[1])))
 
 
-def _calling(model: nn.Module) -> tuple[str, ...]:
+def _weights_beside_calls(model: nn.Module) -> tuple[str, ...]:
+    """Names of modules that hold weights themselves and call modules without any. In a model that decides by values
+    these are experts that run one after another, each with tokens calling an activation: how often it is called differs
+    from rank to rank. Other such models (JetMoE, BLT) call every module once."""
     return tuple(
         name
         for name, module in model.named_modules()

@@ -128,7 +128,7 @@ def _export(
         pad = None
     if merged:
         asked = asked or base_dtype(resolved)
-        _check_shared(resolved, read_index(folder, manifest)[0], pad)
+        check_shared(resolved, read_index(folder, manifest)[0], pad)
     writing = output.with_name(f".{output.name}.writing")
     shutil.rmtree(writing, ignore_errors=True)
     job = Job(resolved, folder, manifest, pad, writing, weights_of, merged=merged, dtype=asked)
@@ -180,7 +180,7 @@ _COPY = re.compile(r"^(modules_to_save|token_adapter|trainable_tokens\w*)\b")
 """What an adapter trains in a copy, or in rows of one: PEFT unties it when it is merged."""
 
 
-def _check_shared(resolved: Resolved, trained: Iterable[str], pad_token_id: int | None) -> None:
+def check_shared(resolved: Resolved, trained: Iterable[str], pad_token_id: int | None) -> None:
     """Raise InputError where an adapter is on a weight that several modules share: merged, it would change all of them.
     Which modules share one is what the model says, built without weights; one that cannot be built so is compared once
     it is merged."""
@@ -225,10 +225,10 @@ def _written(job: Job) -> tuple[str, str | None]:
     shutil.rmtree(job.writing, ignore_errors=True)
     model = trained_model(job.resolved, job.folder, job.pad_token_id, job.weights_of)
     name_classes(model, job.manifest)
-    return _write(model, job.resolved.recipe, job.writing, merged=job.merged, dtype=job.dtype), reason
+    return write_model(model, job.resolved.recipe, job.writing, merged=job.merged, dtype=job.dtype), reason
 
 
-def _write(model: Any, recipe: Recipe, folder: Path, *, merged: bool, dtype: torch.dtype | None = None) -> str:
+def write_model(model: Any, recipe: Recipe, folder: Path, *, merged: bool, dtype: torch.dtype | None = None) -> str:
     if recipe.adapter is None:
         model.config.use_cache = True
         one_dtype(model, dtype)

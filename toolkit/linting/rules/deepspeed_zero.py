@@ -117,9 +117,12 @@ def offload_without_stage(context: LintContext) -> Iterator[Diagnostic]:
     for section, needs in (("offload_param", (3,)), ("offload_optimizer", (1, 2, 3))):
         device = context.ds(f"zero_optimization.{section}.device")
         if device and device.value in ("cpu", "nvme") and stage in (0, 1, 2) and stage not in needs:
-            failing = stage == 0 and section == "offload_optimizer"
-            what = "gives parameters on the GPU to a CPU optimizer, which rejects them," if failing else "has no effect"
-            yield Diagnostic(device, f"{section} {what} with ZeRO stage {stage}: it is for stage {needs[0]}")
+            text = f"{section} has no effect with ZeRO stage {stage}: it is for stage {needs[0]}"
+            if stage == 0 and section == "offload_optimizer":
+                text = (
+                    f"{section} is for stages 1 to 3: in stage 0 DeepSpeed's CPU optimizer rejects weights on the GPU"
+                )
+            yield Diagnostic(device, text)
 
 
 @rule(

@@ -39,9 +39,9 @@ class ZeroEngine(Engine):
             name = f"{self.resolved.source}: strategy.name: zero{stage}"
             raise InputError(f"{name} is not possible with this DeepSpeed ({why}); use zero3 or fsdp2")
         self.parameters = prepared.trainable()
-        found = prepared.reach
-        strategy_of(self.resolved).check_reach(found.by_row, self.resolved, by_values=found.by_values)
-        self.unsure = found.unsure
+        reach = prepared.reach
+        strategy_of(self.resolved).check_reach(reach.by_row, self.resolved, by_values=reach.by_values)
+        self.unsure = reach.unsure
         waiting = sources(model)
         whole = kept_whole(prepared)
         self.kept_whole = {name: p.numel() for name, p in whole.items()}

@@ -40,10 +40,10 @@ def exported_answers(resolved: Resolved, checkpoint: Path, samples: RaggedSample
     input_weight(rounded).mul_(1 + torch.finfo(torch.float32).eps)
     answers["perturbed"] = rounded(**inputs).logits
     if recipe.adapter is None:
-        export._write(trained, recipe, folder / "whole", merged=False)
+        export.write_model(trained, recipe, folder / "whole", merged=False)
         answers["exported"] = _load(trained, folder / "whole", recipe)(**inputs).logits
         return answers
-    export._write(trained, recipe, folder / "adapter", merged=False)
+    export.write_model(trained, recipe, folder / "adapter", merged=False)
     fresh = load_base(alone, samples.pad_id)
     linears = {} if resolved.base is None else resolved.base.linears(fresh, resolved)
     adapted = exported_adapter(resolved, folder / "adapter", fresh, linears)
@@ -53,8 +53,8 @@ def exported_answers(resolved: Resolved, checkpoint: Path, samples: RaggedSample
     base = trained.get_base_model()
     names = [name for name, parameter in trained.named_parameters() if parameter.requires_grad]
     try:
-        export._check_shared(alone, names, samples.pad_id)
-        export._write(trained, recipe, folder / "merged", merged=True)
+        export.check_shared(alone, names, samples.pad_id)
+        export.write_model(trained, recipe, folder / "merged", merged=True)
     except InputError:  # as `toolkit export --merged` says
         return answers
     answers["merged"] = _load(base, folder / "merged", recipe)(**inputs).logits
