@@ -61,6 +61,13 @@ def test_peft_keeps_projections_in_float32() -> None:
     assert "same dtype" in adapter_traps.vera_multiplies_16_bits_by_32()
 
 
+def test_peft_renames_what_is_already_renamed(tmp_path: Path) -> None:
+    """`verify` says that the export differs, and `toolkit export` refuses it."""
+    lost = adapter_traps.loading_renames_a_shared_expert(str(tmp_path))
+    assert lost
+    assert all(".mlp.shared_experts." in name for name in lost)
+
+
 def test_peft_makes_a_key_for_every_head_of_falcon() -> None:
     """Worked around in model/adapters.py: _cache_of_one_head."""
     assert "Sizes of tensors must match" in adapter_traps.prefix_of_falcon()
