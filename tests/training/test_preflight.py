@@ -158,6 +158,11 @@ MISMATCHES: dict[str, tuple[dict[str, Any], Any, str]] = {
         {"model": {"config": LLAMA} | CLASSIFIER, "tokenizer": without_padding}, LABELLED,
         "tokenizer.options: the tokenizer has no padding token, and none of its special tokens can pad",
     ),
+    "a sample that writes the token at which the model classifies": (
+        {"model": CLASSIFIER | {"config": EVERY_FAMILY["bart"]["config"] | {"vocab_size": 400}}},
+        [*LABELLED, {"text": "a </s> b", "label": 0}],
+        "train.jsonl:5: text: data.train: the sample has '</s>' 2 times, and others have it 1",
+    ),
     "a sample that ends with the padding token": (
         {"model": {"config": LLAMA} | CLASSIFIER,
          "tokenizer": lambda folder: without_padding(folder, pad_token="<pad>") | {"options": {"eos_token": None}}},

@@ -27,6 +27,7 @@ MODELS = {
     "token-classification": ["bert", "modernbert", "qwen2"],
     "masked-lm": ["bert", "roberta", "modernbert"],
     "sequence-regression": ["llama", "bert"],
+    "sequence-classification": ["bart", "t5"],
 }
 FORMAT = {"seq2seq-lm": "prompt-completion", "token-classification": "tokens"}
 
@@ -96,6 +97,12 @@ def test_it_is_equal_to_the_plain_loop(task: str, family: str, strategy: str, re
     outcome = verify(
         recipe(strategy, adapter=lora, precision="bf16", **labelling(task, family)), group=group, time_limit=120
     )
+    assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
+
+
+def test_a_classifier_that_reads_the_end_of_a_row_has_one_in_each(recipe: Make, lone_group: WorkerGroup) -> None:
+    """Of encoder-decoders; a window's last micro-batch has rows for one rank alone."""
+    outcome = verify(recipe("single", **labelling("sequence-classification", "bart")), group=lone_group, time_limit=120)
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
 
 

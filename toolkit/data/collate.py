@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from toolkit.data.formats import Example, supervised_tokens
+from toolkit.data.formats import Example, filler, row_without_loss, supervised_tokens
 from toolkit.data.masking import Masking
 from toolkit.data.media import TOKEN_KINDS
 from toolkit.recipe.mesh import RowPart
@@ -158,12 +158,12 @@ def collate(
     if slot.rows is not None:
         tensors, bounds = _packed(examples, slot.rows, pad_id, length)
         return replace(_micro_batch(tensors, slot, supervised), bounds=bounds, row_tokens=row_tokens)
-    rows = list(examples) or [blank or _dummy(task, pad_id)]
+    rows = list(examples) or [blank or row_without_loss(task, pad_id)]
     if examples and blank is not None and needs_blank(examples, task):
         rows.append(blank)
     tensors = {}
     if takes_tokens:
-        ids = [row.input_ids or [_filler(pad_id)] for row in rows]
+        ids = [row.input_ids or [filler(pad_id)] for row in rows]
         length = max(length, *(len(row) for row in ids))
         tensors = {
             "input_ids": _padded(ids, length, pad_id),
@@ -251,7 +251,7 @@ def _packed(
         end = 0
         for example in islice(remaining, count):
             assert not isinstance(example.labels, int)
-            tokens = example.input_ids or [_filler(pad_id)]
+            tokens = example.input_ids or [filler(pad_id)]
             start, end = end, end + len(tokens)
             starts.append(row * length + start)
             ids[row, start:end] = tokens
@@ -260,23 +260,11 @@ def _packed(
                 labels[row, start + 1 : end] = example.labels[1:]
         starts += [row * length + end] if end < length else []
     if not rows:
-        ids[0, :2] = _filler(pad_id)
+        ids[0, :2] = filler(pad_id)
         positions[0, :2] = 0, 1
         starts = [0, 2] if length > 2 else [0]
     tensors = {"input_ids": ids, "position_ids": positions, "labels": labels}
     return {name: torch.from_numpy(array) for name, array in tensors.items()}, _bounds([*starts, ids.size])
-
-
-def _dummy(task: str, pad_id: int) -> Example:
-    one_label = task_of(task).labels is Labels.SAMPLE
-    return Example([_filler(pad_id)] * 2, IGNORED if one_label else [IGNORED, IGNORED])
-
-
-def _filler(pad_id: int) -> int:
-    """A token that is attended to, without loss, where there is none. Not padding: the row of an embedding's
-    ``padding_idx`` is zero in a model that was never trained, and a hidden state that is zero throughout has no
-    gradient where a model takes the root of its squares (Gemma 3n): NaN, which a loss of zero does not hide."""
-    return 1 if pad_id == 0 else 0
 
 
 def _padded(rows: Sequence[Sequence[int] | NDArray[np.int64]], length: int, value: int) -> torch.Tensor:

@@ -49,6 +49,19 @@ def longest_target(columns: Columns) -> tuple[int, int]:
     return int(lengths.argmax()), int(lengths.max())
 
 
+def has_most(token: int, *, fewest: bool = False) -> Callable[[Columns], tuple[int, int]]:
+    """The sample with the most of ``token``, and how many; with ``fewest``, that with the fewest and the number less
+    than zero."""
+
+    def find(columns: Columns) -> tuple[int, int]:
+        ends = np.asarray(columns.id_ends)
+        until = np.concatenate([[0], np.cumsum(np.asarray(columns.ids) == token)])
+        counts = np.diff(until[ends]) * (-1 if fewest else 1)
+        return int(counts.argmax()), int(counts.max())
+
+    return find
+
+
 def ends_in(token: int) -> Callable[[Columns], tuple[int, int]]:
     """The first sample that ends with ``token``, with 1; 0 where none does."""
 

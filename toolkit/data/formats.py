@@ -2,7 +2,8 @@
 
 The rule for every task and format: a sample is the tokenizer's own encoding with its own special
 tokens, then the end-of-sequence token where the tokenizer has one and the encoding has not already
-ended with it, the whole cut at ``max_length``. So a cut sample does not end in end-of-sequence.
+ended with it, the whole cut at ``max_length``. So a cut sample does not end in end-of-sequence, but where the model
+reads the sample at that token (``recipe/pooling.py``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from toolkit.recipe.model_facts import model_facts
 from toolkit.recipe.schema import Recipe
 from toolkit.tasks import task_of
 from toolkit.tasks.base import Features
+from toolkit.tasks.labels import IGNORED, Labels
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,20 @@ def supervised_tokens(example: Example, task: str) -> int:
     return task_of(task).labels.supervised(example.labels)
 
 
+def row_without_loss(task: str, pad_id: int, ends: Sequence[int] = ()) -> Example:
+    """What a rank without samples computes, of a model of tokens. ``ends``: tokens that the model looks for in every
+    row, as many as the others have."""
+    ids = [filler(pad_id, *ends), *(ends or [filler(pad_id)])]
+    return Example(ids, IGNORED if task_of(task).labels is Labels.SAMPLE else [IGNORED] * len(ids))
+
+
+def filler(*taken: int) -> int:
+    """A token, none of ``taken``, that is attended to, without loss, where there is none. Not padding: the row of an
+    embedding's ``padding_idx`` is zero in a model that was never trained, and a hidden state that is zero throughout
+    has no gradient where a model takes the root of its squares (Gemma 3n): NaN, which a loss of zero does not hide."""
+    return next(token for token in range(len(taken) + 1) if token not in taken)
+
+
 class Formatter:
     """Turns rows into Examples as the recipe's task and format say.
 
@@ -64,6 +80,7 @@ class Formatter:
     ) -> None:
         """``limits``: other than those of the recipe's model."""
         self._limits = limits or RowLimits.of(recipe, model_facts(recipe.model))
+        self.pooled = self._limits.pooled
         self.needed, self.optional = needed_fields(recipe), optional_fields(recipe)
         # A processor has a tokenizer inside where its model reads or writes text.
         self.tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
@@ -199,7 +216,7 @@ class Formatter:
         kept = len(whole.media) - len(outside)
         return replace(
             whole,
-            input_ids=ids[:most],
+            input_ids=ids[:most] if self.pooled is None else [*ids[: most - 1], self.pooled],
             labels=labels if isinstance(labels, int) else labels[:most],
             cut=True,
             media=whole.media[:kept],

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.data.sources import Source
+from toolkit.recipe.model_facts import model_facts
+from toolkit.recipe.pooling import pooled_token
 from toolkit.recipe.schema import Recipe
 from toolkit.tasks import task_file
 
@@ -36,6 +38,7 @@ def cache_key(recipe: Recipe, source: Source, tokenizer: Any, label_names: list[
         "format": recipe.data.format,
         "fields": dict(sorted(recipe.data.fields.items())),
         "max_length": recipe.data.max_length,
+        "pooled": pooled_token(recipe, model_facts(recipe.model)),
         "num_labels": recipe.model.num_labels,
         "label_names": label_names,
         "template": _template(recipe, tokenizer),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.recipe.limits import Limit, limits_of
 from toolkit.recipe.model_facts import ModelFacts
+from toolkit.recipe.pooling import pooled_token
 from toolkit.recipe.preflight import embedding_rows, id_problem
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.tokenizer_facts import added_tokens
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class RowLimits:
     """``ids``: rows of the embedding that reads tokens; ``written``: of the one that a decoder behind an encoder writes
-    with. ``rows`` and ``targets``: positions of a row and of such a decoder. None: unlimited, or not known."""
+    with. ``rows`` and ``targets``: positions of a row and of such a decoder. None: unlimited, or not known. ``pooled``:
+    the token that each row must have, where there is one."""
 
     ids: int | None = None
     written: int | None = None
     rows: Limit | None = None
     targets: Limit | None = None
+    pooled: int | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, facts: ModelFacts, *, ids: int | None = None, written: int | None = None) -> RowLimits:
@@ -40,7 +43,8 @@ class RowLimits:
         if ids is None and not added_tokens(recipe) and (task.media is None or task.media.tokens):
             ids = embedding_rows(facts)
         rows = limits.rows if limits.rows is not None and limits.rows.ends else None
-        return cls(ids, written, rows, limits.targets if task.labels is Labels.TARGET else None)
+        targets = limits.targets if task.labels is Labels.TARGET else None
+        return cls(ids, written, rows, targets, pooled_token(recipe, facts))
 
     def problem(self, example: Example, name_of: Callable[[int], str]) -> str | None:
         """Why the model cannot take a sample, and what to do; None where it can. ``name_of``: the token of an id."""
@@ -54,6 +58,11 @@ class RowLimits:
             return (
                 f"{len(labels):,} tokens, but the decoder has {self.targets.tokens:,} positions ({self.targets.key}); "
                 f"remove this sample, or set data.max_length: {self.targets.tokens}"
+            )
+        if self.pooled is not None and self.pooled not in example.input_ids:
+            return (
+                f"the sample does not have the token {self.pooled} ({name_of(self.pooled)!r}; eos_token_id in the "
+                "model's config), whose hidden state the model classifies; use the model's own tokenizer"
             )
         for ids, rows in ((example.input_ids, self.ids), (labels, self.written)):
             if rows is None or not ids:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from toolkit.data.cache import Outcome, cached
 from toolkit.data.columns import Columns
 from toolkit.data.fingerprint import Fingerprint
-from toolkit.data.formats import Example, Formatter, supervised_tokens
+from toolkit.data.formats import Example, Formatter, row_without_loss, supervised_tokens
 from toolkit.data.held_out import nothing_left
 from toolkit.data.media import MediaReader
 from toolkit.data.mixture import chosen, interleaved
@@ -58,6 +58,7 @@ class MapSamples:
         self.task = task
         self.label_names = names
         self.pad_id, self.masking, self.reader = formatter.pad_id, formatter.masking, formatter.reader
+        self.pooled = formatter.pooled
 
         state = source.state()
 
@@ -132,9 +133,9 @@ class MapSamples:
 
     @functools.cached_property
     def blank(self) -> Example | None:
-        """A sample without labels, for ranks that have none; None: padding tokens do."""
+        """A sample without labels, for ranks that have none; None: any tokens do."""
         if self.reader is None:
-            return None
+            return blank_of(self.task, self.pad_id, self.pooled, self.bare(0))
         counts = self._columns.media_counts
         first = next((at for at in range(len(self)) if counts is not None and counts[at] < counts[at + 1]), 0)
         return unlabelled(self[first])
@@ -284,8 +285,9 @@ class StreamSamples:
     @functools.cached_property
     def blank(self) -> Example | None:
         """As ``MapSamples.blank``."""
-        if self._parts[0][1].reader is None:
-            return None
+        formatter = self._parts[0][1]
+        if formatter.reader is None:
+            return blank_of(self.task, self.pad_id, formatter.pooled, self._first())
         first = (self.build(row, fields) for _, row, fields in islice(self.rows(), PEEKED))
         return unlabelled(next((one for one in first if one.media), None) or self._first())
 
@@ -328,6 +330,14 @@ def with_features(example: Example, reader: MediaReader | None) -> Example:
     if reader is None:
         return example
     return replace(example, features=reader.features(example.media, example.input_ids))
+
+
+def blank_of(task: str, pad_id: int, pooled: int | None, sample: Example) -> Example | None:
+    """A row for ranks without samples, of a model that looks for the token ``pooled`` in each: it has as many of them
+    as ``sample``. None for models that look for none."""
+    if pooled is None:
+        return None
+    return row_without_loss(task, pad_id, [pooled] * sample.input_ids.count(pooled))
 
 
 def unlabelled(example: Example) -> Example:

@@ -11,11 +11,14 @@ from typing import Any
 import torch
 
 from toolkit.data.collate import bounds_of, drawn_features
+from toolkit.data.formats import filler
 from toolkit.model.head_loss import multiplied_by
 from toolkit.model.loss_terms import LossTerms
 from toolkit.optimizers import optimizer_kind
 from toolkit.planning.images import Images
 from toolkit.planning.live import LiveBytes
+from toolkit.recipe.model_facts import ModelFacts
+from toolkit.recipe.pooling import pooled_token
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.connect import make_accelerator
@@ -159,6 +162,10 @@ def random_batch(config: Any, resolved: Resolved, length: int, device: torch.dev
         seen = images.batch(config, task.name, resolved.micro_size, length)
         tensors |= {name: tensor.to(device) for name, tensor in seen.items()}
     most = config.num_labels if task.classes else vocabulary
+    if (pooled := pooled_token(resolved.recipe, ModelFacts(config.to_dict(), resolved.facts.folder))) is not None:
+        ids = tensors["input_ids"]
+        ids[ids == pooled] = filler(pooled)
+        ids[:, -1] = pooled
     size = shape[:1] if task.labels is Labels.SAMPLE else shape
     tensors["labels"] = torch.randint(0, most, size, device=device)
     if resolved.recipe.data.packing:

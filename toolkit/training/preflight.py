@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from toolkit.data.extremes import ends_in, extreme, largest_id, largest_label, longest, longest_target
+from toolkit.data.extremes import ends_in, extreme, has_most, largest_id, largest_label, longest, longest_target
 from toolkit.data.row_limits import RowLimits
 from toolkit.data.samples import MapSamples, MixedSamples, Samples
 from toolkit.model.built import Built
@@ -110,8 +110,28 @@ class _Looks:
                     place = part.place(index) if problem else None
                 key = "data.max_length" if "position" in claim else self._tokenizer_key()
                 yield Check(claim, value, limit, key, problem, place)
+            if limits.pooled is not None:
+                yield self._pooled(samples, limits)
             if task.classes:
                 yield self._classes(samples)
+
+    def _pooled(self, samples: MapSamples | MixedSamples, limits: RowLimits) -> Check:
+        token = limits.pooled
+        assert token is not None
+        least, fewest, less = extreme(samples, has_most(token, fewest=True))
+        part, index, most = extreme(samples, has_most(token))
+        problem = place = None
+        if most == 0 or less == 0:
+            problem, place = limits.problem(least.bare(fewest), self._name_of), least.place(fewest)
+        elif most != -less:
+            place = part.place(index)
+            problem = (
+                f"the sample has {self._name_of(token)!r} {most} times, and others have it {-less}: the model "
+                "classifies by its hidden state, and takes rows that all have as many; write the texts without it, or "
+                "set data.max_length so that none is cut"
+            )
+        claim = "every row has the token at which the model classifies, and as many"
+        return Check(claim, most, -less, "data.train", problem, place)
 
     def _written(self) -> int | None:
         return self.built.written if task_of(self.resolved.recipe.model.task).labels is Labels.TARGET else None

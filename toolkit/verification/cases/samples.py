@@ -15,11 +15,12 @@ from toolkit.data.masking import Masking
 from toolkit.data.media import with_defaults
 from toolkit.data.order import deal, epoch_order, window_count, windows
 from toolkit.data.packing import by_length, packed_rows
-from toolkit.data.samples import unlabelled
+from toolkit.data.samples import blank_of, unlabelled
 from toolkit.data.spread import takes_one_row
 from toolkit.model.new_tokens import ROWS, new_tokens
 from toolkit.recipe.limits import limits_of
 from toolkit.recipe.mesh import RowPart
+from toolkit.recipe.pooling import pooled_token
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.reference.loop import Window
@@ -39,15 +40,22 @@ class RaggedSamples:
     label_names = None
     notes: Sequence[str] = ()
 
-    def __init__(self, examples: list[Example], task: str, pad_id: int, masking: Masking | None = None) -> None:
-        self.examples, self.task, self.pad_id, self.masking = examples, task, pad_id, masking
+    def __init__(
+        self,
+        examples: list[Example],
+        task: str,
+        pad_id: int,
+        masking: Masking | None = None,
+        pooled: int | None = None,
+    ) -> None:
+        self.examples, self.task, self.pad_id, self.masking, self.pooled = examples, task, pad_id, masking, pooled
 
     @property
     def blank(self) -> Example | None:
         """As of ``MapSamples``."""
         media = task_of(self.task).media
         if media is None:
-            return None
+            return blank_of(self.task, self.pad_id, self.pooled, self.examples[0])
         return unlabelled(next(one for one in self.examples if media.main in one.features))
 
     def __len__(self) -> int:
@@ -88,7 +96,8 @@ def _drawn(resolved: Resolved, config: dict[str, Any], full_windows: int, attemp
     task = task_of(recipe.model.task)
     whole = config if task.media is None else with_defaults(config)
     images = SampleImages(task, config) if task.media is not None and task.media.tokens else None
-    taken = {pad_id} if images is None else {pad_id, *images.reserved}
+    pooled = pooled_token(recipe, resolved.facts)
+    taken = {pad_id, pooled} if images is None else {pad_id, *images.reserved}
     ids = [i for i in range(3, min(config.get("vocab_size", 0), 4096)) if i not in taken]
     limits = limits_of(recipe, resolved.facts)
     positions = [limit.tokens for limit in (limits.rows, limits.targets) if limit is not None]
@@ -110,10 +119,12 @@ def _drawn(resolved: Resolved, config: dict[str, Any], full_windows: int, attemp
         tokens = draw.choices(ids, k=draw.randint(_SHORTEST, longest))
         if learned:  # the only rows of the embedding that train: each sample has one of them
             tokens[draw.randrange(len(tokens))] = draw.choice(learned)
+        if pooled is not None:
+            tokens[-1 if tokens[-1] not in learned else 0] = pooled
         example = Example(tokens, task.draw(drawn, tokens))
         examples[tuple(tokens)] = example if images is None else images.among(example, draw, first=not examples)
     masking = Masking(recipe.data.mask_probability, ids[-1], ids[-1], recipe.run.seed) if task.masks else None
-    return RaggedSamples(list(examples.values()), task.name, pad_id, masking)
+    return RaggedSamples(list(examples.values()), task.name, pad_id, masking, pooled)
 
 
 def _learned_tokens(resolved: Resolved) -> list[int]:
