@@ -25,6 +25,7 @@ from media import IMAGE_CLASSIFIERS, RESNET, SEEING, WHISPER
 from tiny import recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
+from toolkit.recipe.preflight import check_known
 from toolkit.recipe.schema import Recipe
 from toolkit.results import versions
 from toolkit.strategies import resolve
@@ -132,6 +133,7 @@ def measure(row: Row, strategy: str, trained: str, precision: str, group: Worker
     started = time.perf_counter()
     try:
         resolved = resolve(Recipe.model_validate(recipe_dict(Path("nowhere"), **sections)), "recipe", device="cpu")
+        check_known(resolved)  # as every command does
         outcome = verify(resolved, group=group, time_limit=TIME_LIMIT, round_trip=strategy == "single")
     except InputError as error:
         return {"verdict": "refused", "why": str(error).splitlines()[0].removeprefix("recipe: ")}

@@ -86,6 +86,7 @@ _TIED: dict[str, dict[str, Any]] = {
     },
     "reformer": {"is_decoder": True, "axial_pos_embds_dim": [16, 16]},
     "xlm": {"emb_dim": 32},
+    "xlstm": {"hidden_size": 128, "max_inference_chunksize": 128},
     "xlnet": {"d_head": 8},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},

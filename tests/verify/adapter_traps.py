@@ -133,22 +133,39 @@ def prefix_of_falcon(**sizes: int) -> str:
     return "done"
 
 
-def loading_renames_a_shared_expert(folder: str) -> list[str]:
-    """Names of adapter weights that PEFT does not find in the file that it has written, of Laguna's shared experts."""
+def loading_renames_an_adapter(kind: str, folder: str) -> list[str]:
+    """Names of adapter weights that PEFT does not find in the file that it has written: of Laguna's shared experts, of
+    Inkling 2's short convolutions."""
     import warnings
 
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(
-        "laguna", vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
-        shared_expert_intermediate_size=16, pad_token_id=0, num_attention_heads_per_layer=[4, 4],
-    )  # fmt: skip
-    model = get_peft_model(AutoModelForCausalLM.from_config(config), LoraConfig(target_modules="all-linear"))
+    import model_types
+
+    config = AutoConfig.for_model(**model_types.small_config(kind, "AutoModelForCausalLM")[0])
+
+    def made() -> Any:
+        return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+
+    model = get_peft_model(made(), LoraConfig(target_modules="all-linear"))
     model.save_pretrained(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_config(config), folder)
+        loaded = PeftModel.from_pretrained(made(), folder)
     own, found = model.state_dict(), loaded.state_dict()
     return [name for name in own if "lora_A" in name and not own[name].equal(found[name])]
+
+
+def loading_empties_the_padding_row(kind: str, folder: str) -> bool:
+    """Whether ``from_pretrained`` makes the padding token's row of the embedding zero, which the file has."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    import model_types
+
+    config = AutoConfig.for_model(**model_types.small_config(kind, "AutoModelForCausalLM")[0] | {"pad_token_id": 3})
+    model = AutoModelForCausalLM.from_config(config)
+    torch.nn.init.ones_(model.get_input_embeddings().weight)
+    model.save_pretrained(folder)
+    loaded = AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight
+    return not loaded[3].any() and bool(loaded[4].all())

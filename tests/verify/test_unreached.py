@@ -150,12 +150,20 @@ def test_a_graph_that_hides_weights_freezes_none(recipe: Callable[..., Resolved]
     assert unreached(add_adapter(load_base(adapted), adapted), adapted) == []
 
 
-def test_experts_that_call_modules_as_values_say_are_refused_under_zero3(recipe: Callable[..., Resolved]) -> None:
-    """LongCat-Flash calls an activation once for each expert with tokens: DeepSpeed's ranks hung in the fifth step."""
-    resolved = recipe("zero3", model=_indexed("longcat_flash"))
+@pytest.mark.parametrize(
+    ("kind", "module"),
+    [("longcat_flash", ".mlp.experts.act_fn"), ("qwen4_exp_text", ".indexer.k_layernorm")],
+)
+def test_modules_that_run_as_values_say_are_refused_under_zero3(
+    kind: str, module: str, recipe: Callable[..., Resolved]
+) -> None:
+    """LongCat-Flash calls an activation once for each expert with tokens: DeepSpeed's ranks hung in the fifth step.
+    Qwen4's indexer normalises the blocks of keys that a query sees, as many as the row is long: ranks exchanged unequal
+    lengths, SIGABRT."""
+    resolved = recipe("zero3", model=_indexed(kind))
     found = reach(load_base(resolved), resolved)
-    assert found.by_values[0].endswith(".mlp.experts")
-    with pytest.raises(InputError, match="calls its modules as often as the values of a row say"):
+    assert found.by_values[0].endswith(module)
+    with pytest.raises(InputError, match="runs as often as the values or the length of a row say"):
         strategy_of(resolved).check_reach(found.by_row, resolved, by_values=found.by_values)
     strategy_of(recipe("zero2")).check_reach((), resolved, by_values=found.by_values)
 
@@ -165,6 +173,6 @@ def test_a_model_that_decides_by_values_and_calls_every_module_once_is_not(
     kind: str, recipe: Callable[..., Resolved]
 ) -> None:
     resolved = recipe("zero3", model=_indexed(kind))
-    found = reach(load_base(resolved), resolved)
+    found = reach(load_base(resolved), resolved, sampled=True)
     assert found.unsure
     assert not found.by_values

@@ -61,11 +61,20 @@ def test_peft_keeps_projections_in_float32() -> None:
     assert "same dtype" in adapter_traps.vera_multiplies_16_bits_by_32()
 
 
-def test_peft_renames_what_is_already_renamed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "lost"), [("laguna", ".mlp.shared_experts."), ("inkling2_text", "_sconv.weight_proj.")]
+)
+def test_peft_renames_what_is_already_renamed(kind: str, lost: str, tmp_path: Path) -> None:
     """`verify` says that the export differs, and `toolkit export` refuses it."""
-    lost = adapter_traps.loading_renames_a_shared_expert(str(tmp_path))
-    assert lost
-    assert all(".mlp.shared_experts." in name for name in lost)
+    found = adapter_traps.loading_renames_an_adapter(kind, str(tmp_path))
+    assert found
+    assert all(lost in name for name in found)
+
+
+def test_transformers_empties_the_padding_row_of_youtu(tmp_path: Path) -> None:
+    """As above. Of other models it does not."""
+    assert adapter_traps.loading_empties_the_padding_row("youtu", str(tmp_path / "youtu"))
+    assert not adapter_traps.loading_empties_the_padding_row("llama", str(tmp_path / "llama"))
 
 
 def test_peft_makes_a_key_for_every_head_of_falcon() -> None:

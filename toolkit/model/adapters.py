@@ -91,11 +91,11 @@ def _refused(error: Exception, adapter: Adapter, where: str) -> InputError:
     return InputError(f"{where}{key}: {message}")
 
 
-def check_names(resolved: Resolved, pad_token_id: int | None) -> None:
+def check_names(resolved: Resolved) -> None:
     """Raise InputError for names in the recipe's ``adapter`` that match nothing, before a weight of the model is read.
     A model that cannot be built without weights is checked once it is there."""
     adapter = resolved.recipe.adapter
-    if adapter is None or not names_something(adapter) or (model := bare_model(resolved, pad_token_id)) is None:
+    if adapter is None or not names_something(adapter) or (model := bare_model(resolved)) is None:
         return
     try:
         config = peft_config(adapter, resolved, model) if adapter.path is None else None

@@ -15,12 +15,11 @@ from torch import nn
 from toolkit.errors import InputError, first_line
 from toolkit.model.by_part import recorded
 from toolkit.model.drawing import drawn
-from toolkit.model.new_tokens import add_rows, new_tokens
+from toolkit.model.new_tokens import add_rows
 from toolkit.model.packed_layers import packed_weights
 from toolkit.model.padding import pools_by_padding
 from toolkit.model.sources import NotByPart
 from toolkit.recipe.hub import hub_problem, use_cache_if_offline
-from toolkit.recipe.preflight import embedding_rows
 from toolkit.recipe.resolve import Resolved
 from toolkit.rooms import attention_name
 from toolkit.tasks import task_of
@@ -44,7 +43,7 @@ def load_base(
     spec = resolved.recipe.model
     dtype = load_dtype(resolved)
     auto = getattr(transformers, task_of(spec.task).auto_class)
-    config = build_config(resolved, pad_token_id)
+    config = build_config(resolved)
     options: dict[str, Any] = {
         "attn_implementation": attention_name(resolved),
         "trust_remote_code": spec.trust_remote_code,
@@ -96,7 +95,7 @@ def load_base(
     return model
 
 
-def bare_model(resolved: Resolved, pad_token_id: int | None) -> nn.Module | None:
+def bare_model(resolved: Resolved) -> nn.Module | None:
     """The model's modules, made from its config alone, without memory for their weights; None where code of a model's
     own does not allow that."""
     import transformers
@@ -104,7 +103,7 @@ def bare_model(resolved: Resolved, pad_token_id: int | None) -> nn.Module | None
 
     spec = resolved.recipe.model
     auto = getattr(transformers, task_of(spec.task).auto_class)
-    config = build_config(resolved, pad_token_id)
+    config = build_config(resolved)
     try:
         with no_init_weights(), torch.device("meta"):
             model: Any = auto.from_config(config, trust_remote_code=spec.trust_remote_code)
@@ -249,7 +248,7 @@ def load_dtype(resolved: Resolved) -> torch.dtype:
     return getattr(torch, precision.frozen if resolved.recipe.adapter else precision.trainable)
 
 
-def build_config(resolved: Resolved, pad_token_id: int | None) -> PretrainedConfig:
+def build_config(resolved: Resolved) -> PretrainedConfig:
     """The model's transformers config as it is built: of its folder or hub id, or the recipe's own. Raises InputError
     where it cannot be had."""
     from transformers import AutoConfig
@@ -276,16 +275,14 @@ def build_config(resolved: Resolved, pad_token_id: int | None) -> PretrainedConf
         config.num_labels = spec.num_labels
     if task_of(spec.task).numbers:
         config.num_labels, config.problem_type = 1, "regression"
-    rows = embedding_rows(resolved.facts)
-    if pad_token_id is not None and new_tokens(resolved) is None and (rows is None or pad_token_id < rows):
-        set_padding(config, pad_token_id, resolved)
     return config
 
 
 def set_padding(config: PretrainedConfig, pad_token_id: int, resolved: Resolved) -> None:
     """Give the config the token that rows are padded with: a classifier pools at the last one before it. Another task's
-    keeps its own, which the attention mask makes equal. After the embeddings have a row for it: transformers builds
-    them with a row of zeros there."""
+    keeps its own, which the attention mask makes equal. Of a model that is built already: from a config that has a
+    padding token transformers makes an embedding whose row of it gets no gradient, and its own token may be one that
+    ends every turn."""
     whole = pools_by_padding(resolved.recipe)
     for one in (config, config.get_text_config()):
         if whole or getattr(one, "pad_token_id", None) is None:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -28,7 +29,7 @@ from toolkit.recipe.resolve import PRECISIONS, Resolved
 from toolkit.tasks import task_of
 from toolkit.tasks.base import Task
 
-_SHORT, _LONG = 3, 1024
+_SHORT, _LONGER, _LONG = 3, 160, 1024
 """Tokens of a sample."""
 
 
@@ -53,7 +54,8 @@ class Reach(NamedTuple):
     by_row: tuple[str, ...] = ()
     """Names of some that one sample reaches and another does not."""
     by_values: tuple[str, ...] = ()
-    """Names of modules that hold weights and call modules without any as often as values say (LongCat's experts)."""
+    """Names of modules that run as often as values say (what LongCat's experts call, the norm of blocks of keys in
+    Qwen4's indexer)."""
     unsure: bool = False
     """Whether the model's code decides by values which weights it uses, so that there may be more of both."""
 
@@ -80,20 +82,25 @@ def reach(model: nn.Module, resolved: Resolved, *, sampled: bool = False) -> Rea
         found = Reach([], by_values=_weights_beside_calls(model) if unsure else (), unsure=unsure)
     if not (sampled and found.unsure):
         return found
+    ran: list[Counter[str]] = [Counter(), Counter(), Counter()]
     try:
-        samples = [set(_with_values(model, resolved, first)) for first in (5, 40)]
+        samples = [set(_with_values(model, resolved, first, ran=ran[at])) for at, first in enumerate((5, 40))]
+        _with_values(model, resolved, length=_LONGER, ran=ran[2])
     except InputError:  # kernels of its own may run on another device alone
         return found
-    return found._replace(by_row=tuple(sorted(samples[0] ^ samples[1])))
+    often = [name for name in ran[2] if len({times[name] for times in ran}) > 1]
+    by_row = tuple(sorted(samples[0] ^ samples[1]))
+    return found._replace(by_row=by_row, by_values=tuple(dict.fromkeys([*found.by_values, *often])))
 
 
 def _weights_beside_calls(model: nn.Module) -> tuple[str, ...]:
-    """Names of modules that hold weights themselves and call modules without any. In a model that decides by values
-    these are experts that run one after another, each with tokens calling an activation: how often it is called differs
-    from rank to rank. Other such models (JetMoE, BLT) call every module once."""
+    """Names of modules without weights that one with weights of its own calls. In a model that decides by values these
+    are activations of experts that run one after another, called for each with tokens: how often differs from rank to
+    rank. Other such models (JetMoE, BLT) call every module once."""
     return tuple(
-        name
+        f"{name}.{child}"
         for name, module in model.named_modules()
+        for child, _ in module.named_children()
         if any(True for _ in module.parameters(recurse=False))
         and any(True for _ in module.children())
         and not any(True for child in module.children() for _ in child.parameters())
@@ -110,29 +117,52 @@ def _by_graph(model: nn.Module, resolved: Resolved) -> Reach:
 
 
 def _of_mode(model: nn.Module, resolved: Resolved, training: bool) -> Reach:
-    names = _without_values(model, resolved, _SHORT, training)
-    never = _by_long_row(model, resolved, training) if names else []
-    return Reach(never, tuple(name for name in names if name not in never))
+    ran: Counter[str] = Counter()
+    names = _without_values(model, resolved, _SHORT, training, ran)
+    # Some weights have nothing to do in a short row: DeepSeek V4's compressors.
+    never = _of_longer(model, _LONG, lambda n: _without_values(model, resolved, n, training)) if names else []
+    by_row = tuple(name for name in names if name not in never)
+    return Reach(never, by_row, _run_by_length(model, resolved, training, ran))
 
 
-def _by_long_row(model: nn.Module, resolved: Resolved, training: bool) -> list[str]:
-    """Some weights have nothing to do in a short row: DeepSeek V4's compressors. Where a table of positions is shorter,
-    half of it, of which some models set a few aside."""
+def _of_longer(model: nn.Module, length: int, forward: Callable[[int], list[str]]) -> list[str]:
+    """``forward`` of a row of ``length`` tokens; where a table of positions is shorter, of half of it, of which some
+    models set a few aside."""
     config: Any = model.config
     try:
-        return _without_values(model, resolved, _LONG, training)
+        return forward(length)
     except Exception:  # whatever a model's own code raises at a row that is too long for it
-        return _without_values(model, resolved, config.get_text_config().max_position_embeddings // 2, training)
+        return forward(config.get_text_config().max_position_embeddings // 2)
 
 
-def _without_values(model: nn.Module, resolved: Resolved, length: int, training: bool = False) -> list[str]:
+def _run_by_length(model: nn.Module, resolved: Resolved, training: bool, ran: Counter[str]) -> tuple[str, ...]:
+    """Names of modules that run more often in a longer row than in one where they ``ran`` so often. It is not looked
+    for where every module with weights ran once."""
+    if all(ran[name] == 1 for name, module in model.named_modules() if any(True for _ in module.parameters(False))):
+        return ()
+    longer: Counter[str] = Counter()
+
+    def forward(length: int) -> list[str]:
+        longer.clear()
+        return _without_values(model, resolved, length, training, longer)
+
+    try:
+        _of_longer(model, _LONGER, forward)
+    except Exception:  # as there: rows of this model have one length
+        return ()
+    return tuple(name for name, times in longer.items() if times > max(1, ran[name]))
+
+
+def _without_values(
+    model: nn.Module, resolved: Resolved, length: int, training: bool = False, ran: Counter[str] | None = None
+) -> list[str]:
     task = task_of(resolved.recipe.model.task)
     # A forward may leave tensors behind, which would have no values: it runs on other modules around the same weights.
     held = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin: Any = copy.deepcopy(model, held).train(training)
     # One dtype, the only one that grouped products without values take: what depends on what is the same in each.
     with shapes_alone(), empty_weights(twin, PRECISIONS["bf16-pure"], autocast=False):
-        with torch.enable_grad(), Values():
+        with torch.enable_grad(), Values(), _counted(twin, ran):
             inputs = _sample(model, task, twin.config, length)
             media = {name: t.to(torch.bfloat16) for name, t in inputs.items() if t.is_floating_point()}
             output = twin(**inputs | media)
@@ -151,11 +181,13 @@ def _often_unreached(model: nn.Module, resolved: Resolved) -> bool:
     return untied or task_of(resolved.recipe.model.task).media is not None
 
 
-def _with_values(model: nn.Module, resolved: Resolved, first: int = 5) -> list[str]:
-    """``first``: the first token of the sample."""
+def _with_values(
+    model: nn.Module, resolved: Resolved, first: int = 5, length: int = _SHORT, ran: Counter[str] | None = None
+) -> list[str]:
+    """``first``: the first token of the sample. ``ran``: is told how often each module runs."""
     task, config = task_of(resolved.recipe.model.task), cast(Any, model.config)
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    inputs = {n: t.to(dtype) if t.is_floating_point() else t for n, t in _sample(model, task, config, _SHORT).items()}
+    inputs = {n: t.to(dtype) if t.is_floating_point() else t for n, t in _sample(model, task, config, length).items()}
     if task.media is None:
         inputs["input_ids"][0, 0] = first
     model.eval()
@@ -168,7 +200,7 @@ def _with_values(model: nn.Module, resolved: Resolved, first: int = 5) -> list[s
     base = whole.get_base_model() if hasattr(whole, "get_base_model") else whole
     experts = _experts_one_by_one(base) if without else contextlib.nullcontext()
     mixed = torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32)
-    with torch.enable_grad(), mixed, experts:
+    with torch.enable_grad(), mixed, experts, _counted(model, ran):
         try:
             output = torch.func.functional_call(model, without, (), inputs)
         except Exception as error:  # whatever a model's own code raises
@@ -178,6 +210,22 @@ def _with_values(model: nn.Module, resolved: Resolved, first: int = 5) -> list[s
     model.train()
     reached = leaves_of(output.logits)
     return [name for name in asked if id(leaves[name]) not in reached]
+
+
+@contextlib.contextmanager
+def _counted(model: nn.Module, ran: Counter[str] | None) -> Iterator[None]:
+    if ran is None:
+        yield
+        return
+    hooks = [
+        module.register_forward_pre_hook(lambda *_, name=name: ran.update([name]))
+        for name, module in model.named_modules()
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextlib.contextmanager

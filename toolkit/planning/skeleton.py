@@ -176,7 +176,7 @@ def _meta_model(resolved: Resolved) -> nn.Module:
     import transformers
     from transformers.initialization import no_init_weights
 
-    from toolkit.model.load import build_config, cast_buffers, cast_parameters, load_dtype, loaded_buffers
+    from toolkit.model.load import build_config, cast_buffers, cast_parameters, load_dtype, loaded_buffers, set_padding
     from toolkit.model.new_tokens import add_rows
     from toolkit.tasks import task_of
 
@@ -186,7 +186,7 @@ def _meta_model(resolved: Resolved) -> nn.Module:
             f"{resolved.source}: model.path: {resolved.facts.why_unknown}; use a folder with a config.json, "
             "or model.config"
         )
-    config = build_config(resolved, 0)
+    config = build_config(resolved)
     attention = attention_name(resolved, traced=True) or "sdpa"
     if attention.startswith("flash_attention"):
         attention = _flash(resolved.precision.compute)
@@ -207,6 +207,7 @@ def _meta_model(resolved: Resolved) -> nn.Module:
     cast_buffers(model, loaded_buffers(model, load_dtype(resolved)))
     model.tie_weights()  # left out with the initialisation
     add_rows(model, resolved)
+    set_padding(model.config, 0, resolved)  # a classifier asks for one
     switch_off_cache(model)
     return model
 

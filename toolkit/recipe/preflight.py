@@ -12,7 +12,7 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.recipe.limits import length_notes, length_problem, limits_of, value_of
-from toolkit.recipe.model_facts import ModelFacts
+from toolkit.recipe.model_facts import ModelFacts, model_sources
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.tokenizer_facts import added_tokens, special_ids
@@ -61,6 +61,15 @@ def known_checks(resolved: Resolved) -> list[Check]:
         fp32 = recipe.precision == "fp32"
         checks.append(Check("a dtype of the attention's kernels", recipe.precision, "16 bits", "model.attention",
                             alone if fp32 else None))  # fmt: skip
+    if any(_ONE_LENGTH in source.read_text(encoding="utf-8") for source in model_sources(resolved.facts)):
+        one_length = (
+            "this model trains rows of a fixed length alone, a multiple of its chunks and as long as its axial "
+            "positions (transformers: «If training, sequence length ... has to be a multiple of ...»), and rows here "
+            "are as long as the longest sample in them; use another model"
+        )
+        checks.append(
+            Check("rows of any length", None, None, "model.config" if recipe.model.config else "model.path", one_length)
+        )
     rows = embedding_rows(resolved.facts)
     media = task_of(recipe.model.task).media
     if rows is not None and not added_tokens(recipe) and (media is None or media.tokens):
@@ -75,6 +84,10 @@ def known_checks(resolved: Resolved) -> list[Check]:
                 )
             )
     return checks
+
+
+_ONE_LENGTH = "If training, sequence length"
+"""In a message of transformers' Reformer (5.23.0)."""
 
 
 def with_classes(recipe: Recipe, count: int | None) -> Recipe:

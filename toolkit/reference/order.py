@@ -102,7 +102,8 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        return torch.ops.aten.linear(x, weight, bias)  # what functional.linear is outside
+        # What functional.linear is outside; a copy, since its view may be changed in place (RoCBert).
+        return torch.ops.aten.linear(x, weight, bias).clone()
 
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

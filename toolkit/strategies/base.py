@@ -92,7 +92,7 @@ class Strategy:
 
     def check_reach(self, by_row: Sequence[str], resolved: Resolved, *, by_values: Sequence[str] = ()) -> None:
         """Raise InputError if the strategy cannot train a model of which ``by_row``, names of weights, get a gradient
-        from some rows alone, or of which ``by_values``, names of modules, call others as often as values say."""
+        from some rows alone, or of which ``by_values``, names of modules, run as often as values say."""
 
     def _check_sync(self, resolved: Resolved) -> None:
         asked = resolved.recipe.strategy.sync

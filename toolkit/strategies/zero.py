@@ -66,8 +66,8 @@ class _Zero(Strategy):
             )
         if by_values and resolved.world_size > 1 and self.stage == 3:
             raise InputError(
-                f"{resolved.source}: strategy.name: {self.name}: {by_values[0]} calls its modules as often as the "
-                "values of a row say, and DeepSpeed gathers weights in the order in which modules ran before: ranks "
+                f"{resolved.source}: strategy.name: {self.name}: {by_values[0]} runs as often as the values or the "
+                "length of a row say, and DeepSpeed gathers weights in the order in which modules ran before: ranks "
                 "would wait for each other for ever; use fsdp2, or ddp"
             )
 

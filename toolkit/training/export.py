@@ -128,7 +128,7 @@ def _export(
         pad = None
     if merged:
         asked = asked or base_dtype(resolved)
-        check_shared(resolved, read_index(folder, manifest)[0], pad)
+        check_shared(resolved, read_index(folder, manifest)[0])
     writing = output.with_name(f".{output.name}.writing")
     shutil.rmtree(writing, ignore_errors=True)
     job = Job(resolved, folder, manifest, pad, writing, weights_of, merged=merged, dtype=asked)
@@ -157,7 +157,7 @@ def _dtype(name: str | None) -> torch.dtype | None:
 def base_dtype(resolved: Resolved) -> torch.dtype:
     """The dtype of the base model's files: as its config or its first weight has it. Of a base with random weights, the
     one in which frozen weights train."""
-    config = build_config(resolved, None)
+    config = build_config(resolved)
     named = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
     if named is None and resolved.recipe.model.path is not None:
         files = sorted(Path(resolved.recipe.model.path).expanduser().glob("*.safetensors"))
@@ -180,14 +180,14 @@ _COPY = re.compile(r"^(modules_to_save|token_adapter|trainable_tokens\w*)\b")
 """What an adapter trains in a copy, or in rows of one: PEFT unties it when it is merged."""
 
 
-def check_shared(resolved: Resolved, trained: Iterable[str], pad_token_id: int | None) -> None:
+def check_shared(resolved: Resolved, trained: Iterable[str]) -> None:
     """Raise InputError where an adapter is on a weight that several modules share: merged, it would change all of them.
     Which modules share one is what the model says, built without weights; one that cannot be built so is compared once
     it is merged."""
     adapter = resolved.recipe.adapter
     if adapter is None or adapter.options.get("ensure_weight_tying"):
         return
-    model = bare_model(resolved, pad_token_id)
+    model = bare_model(resolved)
     if model is None:
         return
     modules = dict(model.named_modules())

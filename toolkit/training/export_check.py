@@ -23,10 +23,12 @@ from toolkit.data.samples import with_features
 from toolkit.data.sources import Which, named_sources
 from toolkit.errors import InputError, RunFailed, first_line
 from toolkit.launch.host_memory import available_bytes
-from toolkit.model.load import bare_model, build_config, load_base, switch_off_cache
+from toolkit.model.load import bare_model, build_config, load_base, set_padding, switch_off_cache
 from toolkit.model.new_tokens import new_tokens
 from toolkit.model.packed_layers import packed_weights
 from toolkit.model.silence import peft_asks
+from toolkit.recipe.model_facts import ModelFacts
+from toolkit.recipe.pooling import pooled_token
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.rooms import Option
@@ -161,8 +163,10 @@ def _exported(job: Job, kind: str, processor: Any) -> Any:
         linears = {} if resolved.base is None else resolved.base.linears(base, resolved)
         return _unrounded(exported_adapter(resolved, job.writing, base, linears), job.writing)
     frozen = getattr(torch, resolved.precision.frozen)
-    config = build_config(resolved, job.pad_token_id)
+    config = build_config(resolved)
     base = auto.from_pretrained(spec.path, config=config, dtype=frozen, revision=spec.revision, **options)
+    if job.pad_token_id is not None:
+        set_padding(base.config, job.pad_token_id, resolved)
     tokenizer = getattr(processor, "tokenizer", processor)
     if resolved.recipe.tokenizer.added and len(tokenizer) > base.get_input_embeddings().weight.shape[0]:
         base.resize_token_embeddings(len(tokenizer), mean_resizing=False)
@@ -226,7 +230,8 @@ def _read(recipe: Recipe, which: Which, processor: Any) -> tuple[list[Example], 
 def _drawn(job: Job) -> list[Example]:
     """Random samples: ids of the vocabulary that are not special; features of a model that takes no ids."""
     recipe, draw = job.resolved.recipe, random.Random(0)
-    task, config = task_of(recipe.model.task), build_config(job.resolved, job.pad_token_id)
+    task, config = task_of(recipe.model.task), build_config(job.resolved)
+    pooled = pooled_token(recipe, ModelFacts(config.to_dict(), job.resolved.facts.folder))
     text = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None) or 2 * TOKENS
     length = max(2, min(TOKENS, recipe.data.max_length, positions // 2))  # RoBERTa counts from the padding id on
@@ -239,13 +244,15 @@ def _drawn(job: Job) -> list[Example]:
             examples.append(Example([], task.draw(drawn, []), features=task.media.draw(config.to_dict(), draw)))
             continue
         tokens = draw.choices(ids, k=length)
+        if pooled is not None:
+            tokens[-1] = pooled
         examples.append(Example(tokens, task.draw(drawn, tokens)))
     return examples
 
 
 def _bytes(job: Job) -> int:
     """What a model takes in float32, with a copy of its largest weight; of a base that is packed an upper bound."""
-    model = bare_model(job.resolved, job.pad_token_id)
+    model = bare_model(job.resolved)
     if model is None:  # code of its own: by the files, which may have 16 bits
         return 2 * sum(file.stat().st_size for file in job.writing.glob("*.safetensors"))
     sizes = [parameter.numel() for parameter in model.parameters()]

@@ -14,7 +14,7 @@ from toolkit.data.extremes import ends_in, extreme, has_most, largest_id, larges
 from toolkit.data.row_limits import RowLimits
 from toolkit.data.samples import MapSamples, MixedSamples, Samples
 from toolkit.model.built import Built
-from toolkit.model.load import build_config
+from toolkit.model.load import build_config, set_padding
 from toolkit.model.padding import pools_by_padding
 from toolkit.model.processor import pad_token_of
 from toolkit.recipe.limits import Limit
@@ -49,8 +49,10 @@ def without_model(resolved: Resolved, processor: Any) -> Built | None:
     """What samples are checked against where no model is built: by its config alone; None where that is not known."""
     if resolved.facts.config is None:
         return None
-    config = build_config(resolved, pad_token_of(processor)).to_dict()
-    return Built(config, None if added_tokens(resolved.recipe) else embedding_rows(resolved.facts), None)
+    config, pad = build_config(resolved), pad_token_of(processor)
+    if pad is not None:
+        set_padding(config, pad, resolved)
+    return Built(config.to_dict(), None if added_tokens(resolved.recipe) else embedding_rows(resolved.facts), None)
 
 
 def sample_checks(resolved: Resolved, built: Built, processor: Any, samples: Samples) -> list[Check]:

@@ -65,7 +65,7 @@ def _prepared(
     if by_part:
         _check_by_part(resolved)
     else:
-        check_names(resolved, pad_token_id)
+        check_names(resolved)
     model: nn.Module = load_base(resolved, pad_token_id, by_part=by_part)
     work = Work(Prepared(model, resolved, Built.of(model)), together, overwritten)
     for step in STEPS:

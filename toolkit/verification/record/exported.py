@@ -53,7 +53,7 @@ def exported_answers(resolved: Resolved, checkpoint: Path, samples: RaggedSample
     base = trained.get_base_model()
     names = [name for name, parameter in trained.named_parameters() if parameter.requires_grad]
     try:
-        export.check_shared(alone, names, samples.pad_id)
+        export.check_shared(alone, names)
         export.write_model(trained, recipe, folder / "merged", merged=True)
     except InputError:  # as `toolkit export --merged` says
         return answers
