@@ -86,7 +86,7 @@ def build_model(resolved: Resolved, style: Style = NOW) -> nn.Module:
     from toolkit.model.load import build_config
 
     with torch.device("meta"):
-        model = LitGpt(build_config(resolved, 0), style)
+        model = LitGpt(build_config(resolved), style)
         adapter = resolved.recipe.adapter
         if adapter is not None:
             _adapt(model, adapter, style)

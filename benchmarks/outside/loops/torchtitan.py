@@ -70,4 +70,4 @@ def build_model(resolved: Resolved) -> nn.Module:
     from toolkit.model.load import build_config
 
     with torch.device("meta"):
-        return Decoder(build_config(resolved, 0), tune=False)
+        return Decoder(build_config(resolved), tune=False)

@@ -46,7 +46,7 @@ def build_model(resolved: Resolved) -> nn.Module:
     from toolkit.model.load import build_config
 
     with torch.device("meta"):
-        model = Decoder(build_config(resolved, 0), tune=True)
+        model = Decoder(build_config(resolved), tune=True)
         if resolved.recipe.adapter is not None:
             _adapt(model, resolved.recipe.adapter)
     return model
