@@ -159,10 +159,6 @@ def refused(call: Callable[..., Any], *args: Any) -> None:
         call(*args)
 
 
-def torchs_own_order() -> None:
-    torch_fsdp.record_only(nn.Linear(1, 1), lambda output: True)  # it is not asked for what it does not have
-
-
 def a_step_is_dropped_by_itself() -> None:
     bf16 = SimpleNamespace(clear_hp_grads=None)  # it has a method for it
     assert deepspeed.overflowing(bf16, "found", "dropped") == {"step": "dropped"}
@@ -201,7 +197,6 @@ TABLE: list[tuple[str, Hide, Callable[[], None]]] = [
     ("a GPU's operators of attention", no_operators, partial(refused, upstream.gpu_attention, "flash_attention")),
     ("FSDP1's flat parameters", unwritten("_shard_param_infos"),
      partial(engine_refuses, Fsdp1Engine, names="use fsdp2")),
-    ("the order in which FSDP2 gathers", unwritten("_record_post_forward"), torchs_own_order),
     ("ShardPlacementResult", gone(_fsdp_common, "ShardPlacementResult"),
      partial(refused, torch_fsdp.placed_on, SimpleNamespace(ndim=1))),
     ("fragments of ZeRO 1 and 2", unwritten("_hp_mapping"), partial(engine_refuses, ZeroEngine, 2, names="use zero3")),

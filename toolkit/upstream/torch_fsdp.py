@@ -14,7 +14,6 @@ from toolkit.errors import InputError
 from toolkit.upstream.replacement import Replacement, missing, named, unwritten
 
 _FSDP = "torch.distributed.fsdp"
-_STATE = "distributed/fsdp/_fully_shard/"
 
 # ---------------------------------------------------------------------- FSDP1
 
@@ -116,40 +115,6 @@ def ignore_no_more(unit: Any, parameters: set[nn.Parameter]) -> None:
 # ---------------------------------------------------------------------- FSDP2
 
 
-def _states(module: nn.Module) -> list[Any]:
-    """The groups of parameters of a module of FSDP2, one in torch 2.11."""
-    state = module._get_fsdp_state()  # type: ignore[operator]
-    if hasattr(state, "_fsdp_param_groups"):
-        return list(state._fsdp_param_groups)
-    return [one for one in (getattr(state, "_fsdp_param_group", None),) if one is not None]
-
-
-def record_only(module: nn.Module, reached: Callable[[Any], bool]) -> None:
-    """Have a module of FSDP2 note the end of a forward, which a backward gathers ahead by, only where ``reached``
-    says so of the output. ``set_modules_to_backward_prefetch`` wants the order beforehand. Where
-    torch has no such note, its own order stays."""
-    if no_order():
-        return
-    for group in _states(module):
-        _guard(group, reached)
-
-
-def _guard(group: Any, reached: Callable[[Any], bool]) -> None:
-    forward, record = group.post_forward, group._record_post_forward
-
-    def post_forward(module: Any, inputs: Any, output: Any) -> Any:
-        group._record_post_forward = record if reached(output) else lambda: None
-        return forward(module, inputs, output)
-
-    group.post_forward = post_forward
-
-
-def no_order() -> str:
-    return unwritten(
-        "torch", f"{_STATE}_fsdp_param_group.py", "_record_post_forward", "def post_forward("
-    ) or unwritten("torch", f"{_STATE}_fully_shard.py", "_get_fsdp_state")
-
-
 def precision_of(model: nn.Module) -> Any:
     """The ``MixedPrecisionPolicy`` that a model was sharded with; None if it was not, or torch does not say."""
     state = getattr(model, "_get_fsdp_state", None)
@@ -181,11 +146,6 @@ REPLACEMENTS = (
     Replacement(
         "torch", "FSDP1's flat parameters", "each rank reads, writes and saves its slices", "2.11 to 2.14",
         no_flat_parameters, "whole parameters alone, on every rank", "strategy fsdp1 is refused: use fsdp2",
-    ),
-    Replacement(
-        "torch", "the order in which FSDP2 gathers", "units that no gradient reaches are not gathered for a backward",
-        "2.11 to 2.14", no_order, "set_modules_to_backward_prefetch wants the order beforehand",
-        "torch's own order",
     ),
     Replacement(
         "torch", "ShardPlacementResult", "experts are sharded over ranks of their own", "2.13 and 2.14", no_placement,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -25,7 +25,6 @@ from toolkit.strategies.engines.whole import kept_whole, load_whole, whole_claim
 from toolkit.strategies.fsdp import FsdpSettings
 from toolkit.tasks import task_of
 from toolkit.trees import leaves, mapped
-from toolkit.upstream.torch_fsdp import record_only
 
 
 class Fsdp2Engine(Engine):
@@ -322,14 +321,28 @@ def _like(part: torch.Tensor, parameter: DTensor) -> DTensor:
 def _prefetch_what_has_a_backward(model: nn.Module) -> None:
     """Have a backward gather ahead only units that a gradient reaches. torch 2.13.0 gathers what came before in the
     forward, although nothing trains there (embeddings below adapters), or although it was an evaluation's last unit, of
-    which it keeps the order too; it frees those weights, unused, when the backward has ended."""
+    which it keeps the order too; it frees those weights, unused, when the backward has ended. So a unit behind none
+    that is reached gathers itself ahead, which is there already."""
+    alone: set[FSDPModule] = set()
+    before = [False]
+    """Whether the unit before, in this forward, is reached; () outside of forwards, where blocks are recomputed."""
 
-    def reached(output: Any) -> bool:
-        return any(isinstance(item, torch.Tensor) and item.requires_grad for item in leaves(output))
+    def begins(*_: Any) -> None:
+        before[:] = [False]
 
+    def ends(module: Any, inputs: Any, output: Any) -> None:
+        if not before:
+            return
+        reached = any(isinstance(item, torch.Tensor) and item.requires_grad for item in leaves(output))
+        if reached and before[0] == (module in alone):
+            module.set_modules_to_backward_prefetch([] if before[0] else [module])
+            alone.symmetric_difference_update([module])
+        before[:] = [] if module is model else [reached]
+
+    model.register_forward_pre_hook(begins)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            record_only(module, reached)
+            cast(nn.Module, module).register_forward_hook(ends)
 
 
 def _cast_root_inputs(model: nn.Module, dtype: torch.dtype) -> None:
