@@ -42,9 +42,13 @@ test-quick: $(READY)
 test-due: $(READY)
 	@$(BIN)/python tests/sets.py due --run
 
+TYPES = causal-lm seq2seq-lm sequence-classification token-classification masked-lm image-classification \
+	image-text-to-text speech-seq2seq
+FIRST = ddp:LoRA zero3:LoRA fsdp2:LoRA fsdp2:full
 # Every model type of the installed transformers; hours on two cores. What is measured is not measured again.
 weekly-families: $(READY)
-	@$(BIN)/python -m tests.families docs/measurements/model-types.md --types causal-lm
+	-@$(BIN)/python -m tests.families docs/measurements/model-types.md --cells $(FIRST) --types $(TYPES)
+	@$(BIN)/python -m tests.families docs/measurements/model-types.md --types $(TYPES)
 
 docs: $(READY)
 	@echo "the documentation site, strictly, into build/site: about a minute"

@@ -94,6 +94,7 @@ _DATA: dict[str, dict[str, Any]] = {
     "image-text-to-text": {"format": "messages", "max_length": 64},
     "speech-seq2seq": {"format": "audio"},
     "image-classification": {"format": "image"},
+    "token-classification": {"format": "tokens"},
 }
 
 
@@ -106,7 +107,8 @@ def type_rows(task: str) -> Iterator[Row]:
         model = {"task": task, "config": config} | ({"num_labels": 3} if task_of(task).classes else {})
         model |= {"attention": "eager"} if why is None and not model_types.has_sdpa(config, auto_class) else {}
         targets = {"target_modules": ["in_proj"]} if kind in _SCANS else None
-        yield Row(task, kind, model, _DATA.get(task, {}), targets, why_not=why, strategies=("single", *STRATEGIES))
+        name = kind if task == "causal-lm" else f"{kind}, {task}"
+        yield Row(task, name, model, _DATA.get(task, {}), targets, why_not=why, strategies=("single", *STRATEGIES))
 
 
 def cells(row: Row) -> Iterator[tuple[str, str]]:
@@ -165,7 +167,7 @@ def page(every: Sequence[Row], results: dict[tuple[str, str, str], dict[str, Any
             group = row.group
             lines += [f"\n## {group.capitalize()}\n", f"| | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}"]
         texts = [_cell_text(results.get((row.name, *column)), notes) for column in columns]
-        lines.append(f"| {row.name} | {' | '.join(texts)} |")
+        lines.append(f"| {row.name.removesuffix(f', {row.group}')} | {' | '.join(texts)} |")
     cells_in_all = sum(len(list(cells(row))) for row in every)
     counts: dict[str, int] = {}
     for one in results.values():
@@ -216,16 +218,17 @@ written by `python -m tests.families docs/measurements/families.md`.
 _TYPES_HEAD = """\
 # Every model type of transformers
 
-{types} model types that the installed transformers has for a task, each by the defaults of its own config class made
-small by what their keys are called: under five strategies, all weights (*full*) and with LoRA, compared with the plain
-loop by [`toolkit verify`](../verify.md), in float32: `single` in one process, with the round trip (saved, resumed,
-exported, and the export loaded by transformers and PEFT alone), the others in two processes on a CPU over gloo, without
-it. *refused*: an error before training, with the reason below.
+{types} model types that the installed transformers has for these tasks, each by the defaults of its own config class
+made small by what their keys are called: under five strategies, all weights (*full*) and with LoRA, compared with the
+plain loop by [`toolkit verify`](../verify.md), in float32: `single` in one process, with the round trip (saved,
+resumed, exported, and the export loaded by transformers and PEFT alone), the others in two processes on a CPU over
+gloo, without it. *refused*: an error before training, with the reason below. Of tasks other than causal-lm, ddp, zero3
+and fsdp2 with LoRA and fsdp2 with all weights come first.
 
 {measured}: {counts}.
 
 Measured up to {date} with {versions};
-written by `python -m tests.families docs/measurements/model-types.md --types causal-lm`.
+written by `make weekly-families`.
 """
 
 

@@ -11,7 +11,7 @@ import torch
 
 from jobs import resolved_from, train_job
 from tiny import LLAMA, recipe_dict
-from toolkit.errors import InputError, RunFailed
+from toolkit.errors import InputError
 from toolkit.model.adapters import ignored_values
 from toolkit.recipe.schema import Adapter
 from toolkit.training.export import export
@@ -48,10 +48,6 @@ def test_an_adapter_on_one_of_two_shared_weights_is_not_merged(
         with pytest.raises(InputError, match="share one weight"):
             export(run, tmp_path / "merged", merged=True)
     assert not (tmp_path / "merged").exists()
-    if adapter["method"] == "dora":  # it divides by the norm of the padding token's row, which is 0
-        with pytest.raises(RunFailed, match="logits are not finite"):
-            export(run, tmp_path / "adapter")
-        return
     assert export(run, tmp_path / "adapter").kind == "adapter"
 
 
