@@ -46,17 +46,19 @@ def test_a_table_that_nothing_shares_is_not_reached(task: str, recipe: Callable[
 @pytest.mark.parametrize("strategy", nightly_but(["fsdp1", "ddp", "zero2", "zero3", "fsdp2"], "fsdp1"))
 def test_it_trains_as_the_plain_loop(strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     """DDP ended in «did not receive gradient», and fsdp2 had no state where the plain loop had one."""
-    resolved = recipe(strategy, precision="bf16", **bart(tie=False))
-    outcome = verify(resolved, group=group, time_limit=200)
+    resolved = recipe(strategy, precision="fp32", **bart(tie=False))
+    outcome = verify(resolved, group=group, round_trip=False, time_limit=200)
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
 
 
 @pytest.mark.parametrize("strategy", nightly_but(["ddp", "fsdp2"], "ddp"))
 def test_an_adapter_that_the_model_passes_by_is_not_trained(
-    strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup
+    strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Jamba multiplies by the weight of ``dt_proj`` itself. DDP ended in «did not receive gradient»."""
-    resolved = recipe(strategy, model=HYBRIDS["jamba"], adapter={"r": 2, "target_modules": "all-linear"})
+    monkeypatch.setattr("toolkit.model.unreached._LONG", 12)  # its scan takes a token at a time
+    adapter = {"r": 2, "target_modules": "all-linear"}
+    resolved = recipe(strategy, model=HYBRIDS["jamba"], adapter=adapter, precision="fp32")
     outcome = verify(resolved, group=group, round_trip=False, time_limit=200)
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
 
@@ -155,11 +157,13 @@ def test_a_graph_that_hides_weights_freezes_none(recipe: Callable[..., Resolved]
     [("longcat_flash", ".mlp.experts.act_fn"), ("qwen4_exp_text", ".indexer.k_layernorm")],
 )
 def test_modules_that_run_as_values_say_are_refused_under_zero3(
-    kind: str, module: str, recipe: Callable[..., Resolved]
+    kind: str, module: str, recipe: Callable[..., Resolved], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LongCat-Flash calls an activation once for each expert with tokens: DeepSpeed's ranks hung in the fifth step.
     Qwen4's indexer normalises the blocks of keys that a query sees, as many as the row is long: ranks exchanged unequal
     lengths, SIGABRT."""
+    for name in ("_LONGER", "_LONG"):  # its code takes a token at a time
+        monkeypatch.setattr(f"toolkit.model.unreached.{name}", 12)
     resolved = recipe("zero3", model=_indexed(kind))
     found = reach(load_base(resolved), resolved)
     assert found.by_values[0].endswith(module)
