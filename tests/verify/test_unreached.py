@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import model_types
@@ -14,6 +15,7 @@ from families import EVERY_FAMILY, HYBRIDS
 from nights import nightly_but
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
+from toolkit.model import unreached as unreached_module
 from toolkit.model.adapters import add_adapter
 from toolkit.model.load import load_base
 from toolkit.model.unreached import Hidden, _without_values, reach, unreached
@@ -126,6 +128,30 @@ def test_zero_refuses_what_it_would_mix_up(
             build(resolved)  # a plan does not choose it
     with pytest.raises(InputError, match="get a gradient from some rows alone"):
         verify(resolved, group=group, round_trip=False, time_limit=200)
+
+
+def test_a_model_like_one_before_is_not_searched_again(
+    recipe: Callable[..., Resolved], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A verdict builds the same model for each of its passes. Another in what trains, in what is tied or in how a
+    module computes is searched."""
+    graphs: list[nn.Module] = []
+    right = unreached_module._by_graph
+    monkeypatch.setattr(unreached_module, "_KNOWN", {})
+    monkeypatch.setattr(unreached_module, "_by_graph", lambda model, *rest: graphs.append(model) or right(model, *rest))
+
+    def searched(tie: bool, change: Callable[[Any], Any] = lambda model: None) -> list[str]:
+        resolved = recipe("ddp", **bart(tie))
+        model = load_base(resolved)
+        change(model)
+        return unreached(model, resolved)
+
+    assert searched(False) == searched(False) == ["model.shared.weight"]
+    assert len(graphs) == 1
+    assert searched(True) == []
+    assert searched(False, lambda model: model.model.shared.requires_grad_(False)) == []
+    searched(False, lambda model: setattr(model.lm_head, "forward", model.lm_head.forward))
+    assert len(graphs) == 4
 
 
 def test_the_search_leaves_nothing_in_the_model(recipe: Callable[..., Resolved]) -> None:
