@@ -198,6 +198,19 @@ def test_modules_that_run_as_values_say_are_refused_under_zero3(
     strategy_of(recipe("zero2")).check_reach((), resolved, by_values=found.by_values)
 
 
+@pytest.mark.parametrize(
+    ("kind", "part"), [("led", "encoder.embed_tokens"), ("switch_transformers", ".experts.expert_")]
+)
+def test_encoder_decoders_are_refused_so_too(kind: str, part: str, recipe: Callable[..., Resolved]) -> None:
+    """LED embeds padding once more where a row is no multiple of its window; Switch Transformers' experts run where a
+    token is routed to them. Both ended in SIGABRT."""
+    model = {"config": model_types.small_config(kind, "AutoModelForSeq2SeqLM")[0], "task": "seq2seq-lm"}
+    resolved = recipe("zero3", model=model, data={"format": "prompt-completion"})
+    found = reach(load_base(resolved), resolved, sampled=True)
+    assert [name for name in found.by_values if part in name]
+    assert bool(found.by_row) == (kind == "switch_transformers")
+
+
 @pytest.mark.parametrize("kind", ["jetmoe", "blt"])
 def test_a_model_that_decides_by_values_and_calls_every_module_once_is_not(
     kind: str, recipe: Callable[..., Resolved]

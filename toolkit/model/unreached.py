@@ -25,7 +25,7 @@ from torch.autograd.function import BackwardCFunction
 
 from toolkit.errors import InputError, first_line
 from toolkit.model.empty import Values, empty_weights, shapes_alone
-from toolkit.model.sources import stand_in
+from toolkit.recipe.limits import limits_of
 from toolkit.recipe.resolve import PRECISIONS, Resolved
 from toolkit.tasks import task_of
 from toolkit.tasks.base import Task
@@ -59,7 +59,8 @@ class Reach(NamedTuple):
     """Names of modules that run as often as values say (what LongCat's experts call, the norm of blocks of keys in
     Qwen4's indexer)."""
     unsure: bool = False
-    """Whether the model's code decides by values which weights it uses, so that there may be more of both."""
+    """Whether there may be more of both: the model's code decides by values which weights it uses, or does not run
+    without them."""
 
 
 def unreached(model: nn.Module, resolved: Resolved) -> list[str]:
@@ -85,19 +86,27 @@ def reach(model: nn.Module, resolved: Resolved, *, sampled: bool = False) -> Rea
             del _KNOWN[next(iter(_KNOWN))]
         return found
     except Exception as error:  # whatever a model's own code, or an operator without values, raises
-        if _often_unreached(model, resolved):
-            return Reach(_with_values(model, resolved))
-        unsure = type(error).__name__ in _DECIDES_BY_VALUES
-        found = Reach([], by_values=_weights_beside_calls(model) if unsure else (), unsure=unsure)
+        never = _with_values(model, resolved) if _often_unreached(model, resolved) else []
+        if task_of(resolved.recipe.model.task).media is not None:
+            return Reach(never)
+        by_values = type(error).__name__ in _DECIDES_BY_VALUES
+        found = Reach(
+            never,
+            by_values=_weights_beside_calls(model) if by_values else (),
+            unsure=not isinstance(error, Hidden),
+        )
     if not (sampled and found.unsure):
         return found
     ran: list[Counter[str]] = [Counter(), Counter(), Counter()]
     try:
         samples = [set(_with_values(model, resolved, first, ran=ran[at])) for at, first in enumerate((5, 40))]
-        _with_values(model, resolved, length=_LONGER, ran=ran[2])
+        most = limits_of(resolved.recipe, resolved.facts).rows
+        _with_values(model, resolved, length=_LONGER if most is None else min(_LONGER, most.tokens), ran=ran[2])
     except InputError:  # kernels of its own may run on another device alone
         return found
-    often = [name for name in ran[2] if len({times[name] for times in ran}) > 1]
+    # Experts that run one by one here alone call activations; what holds weights runs as in training.
+    holding = {name for name, module in model.named_modules() if any(True for _ in module.parameters())}
+    often = [name for name in ran[2] if name in holding and len({times[name] for times in ran}) > 1]
     by_row = tuple(sorted(samples[0] ^ samples[1]))
     return found._replace(by_row=by_row, by_values=tuple(dict.fromkeys([*found.by_values, *often])))
 
@@ -163,8 +172,9 @@ def _of_longer(model: nn.Module, length: int, forward: Callable[[int], list[str]
 
 
 def _run_by_length(model: nn.Module, resolved: Resolved, training: bool, ran: Counter[str]) -> tuple[str, ...]:
-    """Names of modules that run more often in a longer row than in one where they ``ran`` so often. It is not looked
-    for where every module with weights ran once."""
+    """Names of modules that run another number of times in a longer row than in one where they ``ran`` so often (LED's
+    embedding, once more where rows are not as long as its window's multiple). It is not looked for where every module
+    with weights ran once."""
     if all(ran[name] == 1 for name, module in model.named_modules() if any(True for _ in module.parameters(False))):
         return ()
     longer: Counter[str] = Counter()
@@ -177,7 +187,7 @@ def _run_by_length(model: nn.Module, resolved: Resolved, training: bool, ran: Co
         _of_longer(model, _LONGER, forward)
     except Exception:  # as there: rows of this model have one length
         return ()
-    return tuple(name for name, times in longer.items() if times > max(1, ran[name]))
+    return tuple(name for name, times in longer.items() if times != ran[name] and max(times, ran[name]) > 1)
 
 
 def _without_values(
@@ -220,8 +230,9 @@ def _with_values(
     model.eval()
     # An adapter is float32 over a base in 16 bits, and no strategy has cast either yet.
     asked = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    # Of a model that is loaded by part there are no values: which weights an output depends on needs none.
-    without = {name: stand_in(p) for name, p in model.named_parameters() if p.is_meta}
+    # Of a model that is loaded by part there are no values: which weights an output depends on needs none of its own.
+    draw = torch.Generator().manual_seed(0)
+    without = {name: _windows(p, draw) for name, p in model.named_parameters() if p.is_meta}
     leaves = asked | {name: without[name].requires_grad_() for name in asked.keys() & without.keys()}
     whole: Any = model
     base = whole.get_base_model() if hasattr(whole, "get_base_model") else whole
@@ -237,6 +248,14 @@ def _with_values(
     model.train()
     reached = leaves_of(output.logits)
     return [name for name in asked if id(leaves[name]) not in reached]
+
+
+def _windows(like: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
+    """Random values of a tensor's shape and dtype in the memory of a row and a column: each row is the one before,
+    moved by one. Tokens differ, and go to different experts."""
+    size = 1 + sum(length - 1 for length in like.shape)
+    drawn = torch.randn(size, generator=draw).mul_(0.02).to(like.dtype)
+    return drawn.as_strided(like.shape, (1,) * like.ndim)
 
 
 @contextlib.contextmanager
@@ -280,7 +299,10 @@ def _sample(model: nn.Module, task: Task, config: Any, length: int) -> dict[str,
     if task.media is None:
         end = getattr(config, "eos_token_id", None)  # classifiers of encoder-decoders read the state at the last one
         end = end[0] if isinstance(end, list) else end
-        sample = torch.tensor([[5, *[6] * (length - 2), 7 if end is None else end]])
+        special = {value for key, value in config.to_dict().items() if "token" in key and isinstance(value, int)}
+        ids = [one for one in range(6, 70) if one not in special]  # experts take different ones
+        body = [ids[at % len(ids)] for at in range(length - 2)]
+        sample = torch.tensor([[5, *body, 7 if end is None else end]])
         return {"input_ids": sample, "attention_mask": torch.ones_like(sample)} | _decoder(config)
     values = config.to_dict()
     found = {name: torch.from_numpy(one) for name, one in task.media.draw(values, random.Random(0)).items()}
