@@ -12,7 +12,7 @@ from typing import Any
 from toolkit.errors import first_line
 
 _CAPS: tuple[tuple[str, int], ...] = (
-    (r".*(max_position|max_seq|max_source|max_target|n_positions|n_ctx|max_len|seq_length).*", 128),
+    (r".*(max_(en|de)?(coder_)?position|max_seq|max_source|max_target|n_positions|n_ctx|max_len|seq_length).*", 128),
     (r".*vocab_size.*|.*num_embeddings", 128),
     (r".*(num|n)_.*(layers?|blocks)|n_layers?|depth|layers|.*_layers", 2),
     (r".*(kv|key_value|key|value|n_kv|n_head_kv|global_key_value|groups?)_heads?|.*n_head_kv|multi_query_group_num", 2),

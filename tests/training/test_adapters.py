@@ -175,6 +175,20 @@ def test_routers_that_return_choices_are_left_alone(config: dict[str, Any], meth
     loss_sum(model, model.config, batch(), "causal-lm").backward()
 
 
+@pytest.mark.parametrize("task", ["sequence-classification", "token-classification"])
+def test_what_a_head_s_name_ends_is_trained_whole(task: str, tiny_root: Path) -> None:
+    """DistilBERT's pre_classifier, which PEFT takes for a head: with all-linear it was to be both, and refused."""
+    config = EVERY_FAMILY["distilbert"]["config"]
+    data = {"format": "tokens"} if task == "token-classification" else {}
+    model = {"config": config, "task": task, "num_labels": 3}
+    recipe = recipe_dict(tiny_root, model=model, data=data, adapter={"r": 2, "target_modules": "all-linear"})
+    resolved = resolved_from(recipe)
+    adapted = add_adapter(load_base(resolved), resolved)
+    trained = {name.split(".")[2] for name, p in adapted.named_parameters() if p.requires_grad and "lora_" not in name}
+    assert trained == {"classifier", *(["pre_classifier"] if task == "sequence-classification" else [])}
+    assert not [name for name, _ in adapted.named_parameters() if "classifier" in name and "lora_" in name]
+
+
 def test_layers_that_multiply_otherwise_are_left_alone_and_refused_by_name(tiny_root: Path) -> None:
     """DeepSeek V4 multiplies by groups in a class made of nn.Linear: an adapter beside it ended the first forward."""
     model = {"config": model_types.small_config("deepseek_v4", "AutoModelForCausalLM")[0]}

@@ -30,13 +30,20 @@ def resumed(group: WorkerGroup, saved: Path, strategy: str) -> Run:
     return run
 
 
+def without_padding(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Before 2026-11-30 a model that was drawn had zeros for the padding token, 0, that no sample here has."""
+    weights["model.embed_tokens.weight"][0] = 0
+    return weights
+
+
 @pytest.fixture(scope="module")
 def first_steps(group: WorkerGroup) -> dict[str, dict[str, torch.Tensor]]:
     """By strategy: the weights after the steps that the kept checkpoints were saved after, trained here and now."""
     found = {}
     for strategy in earlier_versions.STRATEGIES:
         arguments = resolved_from(earlier_versions.recipe_of(strategy)), earlier_versions.SAVED_AT, None, None
-        found[strategy] = group.run(earlier_versions.train_here, *arguments, earlier_versions.STEPS)[0].weights
+        run = group.run(earlier_versions.train_here, *arguments, earlier_versions.STEPS)[0]
+        found[strategy] = without_padding(run.weights)
     return found
 
 
@@ -60,7 +67,7 @@ def test_resumed_equals_the_run_that_was_not_interrupted(
 ) -> None:
     """To the bit where this machine gives the first steps' bits. Another processor, or another torch, may add in
     another order: then all that follows has the tolerance of `test_any_strategy_resumes_any_other`."""
-    saved = dict(tensors_of(version / strategy / "step-00000003"))
+    saved = without_padding(dict(tensors_of(version / strategy / "step-00000003")))
     run, end = resumed(group, version / strategy, strategy), load_file(version / strategy / "end.safetensors")
     losses = json.loads((version / strategy / "losses.json").read_text())[earlier_versions.SAVED_AT :]
     if all(torch.equal(first_steps[strategy][name], weight) for name, weight in saved.items()):

@@ -158,6 +158,14 @@ MISMATCHES: dict[str, tuple[dict[str, Any], Any, str]] = {
         {"model": {"config": LLAMA} | CLASSIFIER, "tokenizer": without_padding}, LABELLED,
         "tokenizer.options: the tokenizer has no padding token, and none of its special tokens can pad",
     ),
+    "a model without a decoder behind an encoder": (
+        {"model": {"config": LLAMA | {"vocab_size": 400}, "task": "seq2seq-lm"}}, PAIR,
+        "model.task: llama has no decoder behind an encoder, which model.task: seq2seq-lm trains",
+    ),
+    "rows of one length alone": (
+        {"model": {"config": {"model_type": "reformer", "is_decoder": True}}}, LETTERS,
+        "model.config: this model trains rows of a fixed length alone",
+    ),
     "a sample that writes the token at which the model classifies": (
         {"model": CLASSIFIER | {"config": EVERY_FAMILY["bart"]["config"] | {"vocab_size": 400}}},
         [*LABELLED, {"text": "a </s> b", "label": 0}],

@@ -9,10 +9,12 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+import model_types
 from families import EVERY_FAMILY
 from media import IMAGE_CLASSIFIERS, SEEING, WHISPER
 from toolkit.data.collate import drawn_features
 from toolkit.launch.group import WorkerGroup
+from toolkit.recipe.preflight import dropped_layer_notes
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_file, task_names, task_of
 from toolkit.tasks.labels import IGNORED, Labels, number_bits
@@ -103,6 +105,20 @@ def test_it_is_equal_to_the_plain_loop(task: str, family: str, strategy: str, re
 def test_a_classifier_that_reads_the_end_of_a_row_has_one_in_each(recipe: Make, lone_group: WorkerGroup) -> None:
     """Of encoder-decoders; a window's last micro-batch has rows for one rank alone."""
     outcome = verify(recipe("single", **labelling("sequence-classification", "bart")), group=lone_group, time_limit=120)
+    assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
+
+
+@pytest.mark.parametrize("kind", ["m2m_100", "t5"])
+def test_a_decoder_behind_an_encoder_by_its_class_s_defaults(kind: str, recipe: Make, group: WorkerGroup) -> None:
+    """M2M100 leaves layers out at random: ranks that ran different ones died or hung. T5's config class has no
+    ``decoder_start_token_id``: the decoder starts from padding."""
+    config, _ = model_types.small_config(kind, "AutoModelForSeq2SeqLM")
+    assert config.get("encoder_layerdrop") or "decoder_start_token_id" not in config
+    resolved = recipe(
+        "ddp", model={"config": config, "task": "seq2seq-lm"}, data={"format": "prompt-completion"}, adapter={"r": 2}
+    )
+    assert bool(dropped_layer_notes(resolved)) == (kind == "m2m_100")
+    outcome = verify(resolved, group=group, time_limit=120, round_trip=False, passes=("logic",))
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
 
 

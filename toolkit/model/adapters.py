@@ -164,12 +164,19 @@ def _cache_of_one_head(model: nn.Module) -> dict[str, Any]:
     return {"token_dim": config.hidden_size // config.num_attention_heads, "num_attention_heads": 1}
 
 
+_HEADS = {"SEQ_CLS": ("classifier", "score"), "TOKEN_CLS": ("classifier", "score")}
+"""Modules whose names end so PEFT trains whole (peft 0.21.2, ``PeftModelForSequenceClassification``)."""
+
+
 def _leave_out(values: dict[str, Any], made: Any, task: str, model: nn.Module) -> None:
     """peft 0.21.2: all-linear leaves out the head of a sequence classifier, but not that of a token classifier, which
-    is then both wrapped and to be trained whole: TypeError. Nor does it leave out layers that multiply otherwise than a
-    linear layer (``other_products``)."""
+    is then both wrapped and to be trained whole: TypeError. So is what a name of such heads ends (DistilBERT's
+    ``pre_classifier``). Nor does it leave out layers that multiply otherwise than a linear layer (``other_products``).
+    """
     heads = [name for name in task_of(task).heads if hasattr(model, name)]
-    others = other_products(model)
+    whole = *_HEADS.get(task_of(task).peft_type or "", ()), *(values.get("modules_to_save") or ())
+    ended = [name for name, one in model.named_modules() if is_linear(one) and whole and name.endswith(whole)]
+    others = [*other_products(model), *(name for name in ended if name.rpartition(".")[2] not in whole)]
     if not heads and not others:
         return
     if "exclude_modules" in made.__dataclass_fields__:

@@ -20,6 +20,7 @@ from toolkit.model.packed_layers import packed_weights
 from toolkit.model.padding import pools_by_padding
 from toolkit.model.sources import NotByPart
 from toolkit.recipe.hub import hub_problem, use_cache_if_offline
+from toolkit.recipe.preflight import LAYERDROPS
 from toolkit.recipe.resolve import Resolved
 from toolkit.rooms import attention_name
 from toolkit.tasks import task_of
@@ -275,7 +276,17 @@ def build_config(resolved: Resolved) -> PretrainedConfig:
         config.num_labels = spec.num_labels
     if task_of(spec.task).numbers:
         config.num_labels, config.problem_type = 1, "regression"
+    if resolved.world_size > 1:
+        keep_layers(config)
     return config
+
+
+def keep_layers(config: PretrainedConfig) -> None:
+    """Leave no layer out at random, in place (LayerDrop: M2M100, NLLB, SeamlessM4T): ranks would run different ones."""
+    for one in (config, *(part for part in vars(config).values() if hasattr(part, "to_dict"))):
+        for key in LAYERDROPS:
+            if getattr(one, key, None):
+                setattr(one, key, 0.0)
 
 
 def set_padding(config: PretrainedConfig, pad_token_id: int, resolved: Resolved) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from toolkit.model.sources import stand_in
 from toolkit.recipe.resolve import PRECISIONS, Resolved
 from toolkit.tasks import task_of
 from toolkit.tasks.base import Task
+from toolkit.upstream.transformers import attention_of
 
 _SHORT, _LONGER, _LONG = 3, 160, 1024
 """Tokens of a sample."""
@@ -73,8 +75,15 @@ def reach(model: nn.Module, resolved: Resolved, *, sampled: bool = False) -> Rea
     of other models every weight is taken to be reached. ``sampled``: of these, two samples are run so, and what one of
     them alone reaches is ``by_row``. Raises InputError if the model's own forward does not accept such a sample.
     """
+    like = _likeness(model, resolved)
+    if like in _KNOWN:
+        return _KNOWN[like]._replace(never=[*_KNOWN[like].never])
     try:
-        return _by_graph(model, resolved)
+        found = _by_graph(model, resolved)
+        _KNOWN[like] = found
+        if len(_KNOWN) > _MOST:
+            del _KNOWN[next(iter(_KNOWN))]
+        return found
     except Exception as error:  # whatever a model's own code, or an operator without values, raises
         if _often_unreached(model, resolved):
             return Reach(_with_values(model, resolved))
@@ -91,6 +100,24 @@ def reach(model: nn.Module, resolved: Resolved, *, sampled: bool = False) -> Rea
     often = [name for name in ran[2] if len({times[name] for times in ran}) > 1]
     by_row = tuple(sorted(samples[0] ^ samples[1]))
     return found._replace(by_row=by_row, by_values=tuple(dict.fromkeys([*found.by_values, *often])))
+
+
+_MOST = 16
+_KNOWN: dict[str, Reach] = {}
+"""What graphs said, by the likeness of their models: a process builds the same model for every pass of a verdict."""
+
+
+def _likeness(model: nn.Module, resolved: Resolved) -> str:
+    """The same for two models whose forwards reach the same weights: with the same config, modules and parameters, by
+    name, class, shape and whether they train, of one task."""
+    config: Any = model.config
+    parts: list[Any] = [_SHORT, _LONGER, _LONG, resolved.recipe.model.task, resolved.recipe.adapter is not None]
+    parts += [sorted(config.to_dict().items(), key=repr), attention_of(config)]
+    parts += [(name, id(type(one)), "forward" in vars(one)) for name, one in model.named_modules()]
+    first: dict[int, str] = {}  # by what it is, the first name of a parameter that several modules share
+    for name, p in model.named_parameters(remove_duplicate=False):
+        parts.append((name, first.setdefault(id(p), name), tuple(p.shape), p.requires_grad))
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 def _weights_beside_calls(model: nn.Module) -> tuple[str, ...]:

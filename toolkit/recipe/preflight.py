@@ -17,6 +17,7 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.tokenizer_facts import added_tokens, special_ids
 from toolkit.tasks import task_of
+from toolkit.tasks.labels import Labels
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,13 @@ def known_checks(resolved: Resolved) -> list[Check]:
         checks.append(
             Check("rows of any length", None, None, "model.config" if recipe.model.config else "model.path", one_length)
         )
+    task, config = task_of(recipe.model.task), resolved.facts.config
+    if task.labels is Labels.TARGET and config is not None and not config.get("auto_map"):
+        encodes = resolved.facts.value("is_encoder_decoder") is True or "decoder" in config
+        without = f"{resolved.facts.model_type} has no decoder behind an encoder, which model.task: {task.name} trains"
+        checks.append(Check("a decoder behind an encoder", encodes, True, "model.task", None if encodes else without))
     rows = embedding_rows(resolved.facts)
-    media = task_of(recipe.model.task).media
+    media = task.media
     if rows is not None and not added_tokens(recipe) and (media is None or media.tokens):
         for role, (token, number) in special_ids(recipe).items():
             checks.append(
@@ -127,8 +133,25 @@ def known_notes(resolved: Resolved) -> list[str]:
     strategy = resolved.recipe.strategy
     if not strategy.reshard_after_forward and not hasattr(resolved.settings, "reshard"):
         made.append(f"strategy.reshard_after_forward: false changes nothing under {strategy.name}")
-    made += slow_adapter_notes(resolved)
+    made += slow_adapter_notes(resolved) + dropped_layer_notes(resolved)
     return made + length_notes(resolved.recipe, limits_of(resolved.recipe, resolved.facts))
+
+
+def dropped_layer_notes(resolved: Resolved) -> list[str]:
+    """A note where layers that a model leaves out at random are kept (``model/load.py: keep_layers``)."""
+    facts = resolved.facts
+    found = {key: facts.value(key) for key in LAYERDROPS}
+    shares = [f"{key}: {share:g}" for key, share in found.items() if isinstance(share, int | float) and share > 0]
+    if resolved.world_size == 1 or not shares:
+        return []
+    return [
+        f"model: {', '.join(shares)} in its config is taken for 0: each of {resolved.world_size} processes would leave "
+        "out other layers, and wait for what the others exchange in theirs"
+    ]
+
+
+LAYERDROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "speech_encoder_layerdrop")
+"""Keys of configs with the share of layers that a forward in training leaves out."""
 
 
 def slow_adapter_notes(resolved: Resolved) -> list[str]:

@@ -290,7 +290,7 @@ class PlainLoop:
             inputs = {n: t.to(self.compute_dtype) if t.is_floating_point() else t for n, t in inputs.items()}
         if layout is Labels.TARGET:
             config = self.config
-            start = config.decoder_start_token_id
+            start = getattr(config, "decoder_start_token_id", None)
             first = torch.full_like(labels[:, :1], config.pad_token_id if start is None else start)
             shifted = torch.cat([first, labels[:, :-1]], dim=1)
             inputs["decoder_input_ids"] = shifted.masked_fill(shifted == -100, config.pad_token_id or 0)

@@ -92,7 +92,7 @@ def squared_errors(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def first_token(config: Any) -> int:
     """The id that a decoder starts from."""
-    start = config.decoder_start_token_id
+    start = getattr(config, "decoder_start_token_id", None)
     return int(config.pad_token_id if start is None else start)
 
 
