@@ -114,7 +114,8 @@ def weights_are_reached_with_values() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**LLAMA))
-    resolved: Any = SimpleNamespace(recipe=SimpleNamespace(model=SimpleNamespace(task="causal-lm")))
+    recipe = SimpleNamespace(model=SimpleNamespace(task="causal-lm"), adapter=None)
+    resolved: Any = SimpleNamespace(recipe=recipe)
     assert unreached.unreached(model, resolved) == []
 
 
