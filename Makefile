@@ -31,7 +31,7 @@ demo: $(READY)
 	@$(BIN)/python examples/demo/demo.py
 
 test: $(READY)
-	@echo "what README promises, guarded once: 10 to 17 minutes on two cores"
+	@echo "what README promises, guarded once: 12 to 20 minutes on two cores"
 	@$(BIN)/python tests/sets.py run default
 
 test-quick: $(READY)
