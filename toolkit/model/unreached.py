@@ -100,8 +100,7 @@ def reach(model: nn.Module, resolved: Resolved, *, sampled: bool = False) -> Rea
     ran: list[Counter[str]] = [Counter(), Counter(), Counter()]
     try:
         samples = [set(_with_values(model, resolved, first, ran=ran[at])) for at, first in enumerate((5, 40))]
-        most = limits_of(resolved.recipe, resolved.facts).rows
-        _with_values(model, resolved, length=_LONGER if most is None else min(_LONGER, most.tokens), ran=ran[2])
+        _with_values(model, resolved, length=_longer(resolved), ran=ran[2])
     except InputError:  # kernels of its own may run on another device alone
         return found
     # Experts that run one by one here alone call activations; what holds weights runs as in training.
@@ -122,7 +121,7 @@ def _likeness(model: nn.Module, resolved: Resolved) -> str:
     config: Any = model.config
     parts: list[Any] = [_SHORT, _LONGER, _LONG, resolved.recipe.model.task, resolved.recipe.adapter is not None]
     parts += [sorted(config.to_dict().items(), key=repr), attention_of(config)]
-    parts += [(name, id(type(one)), "forward" in vars(one)) for name, one in model.named_modules()]
+    parts += [(name, str(type(one)), id(type(one)), "forward" in vars(one)) for name, one in model.named_modules()]
     first: dict[int, str] = {}  # by what it is, the first name of a parameter that several modules share
     for name, p in model.named_parameters(remove_duplicate=False):
         parts.append((name, first.setdefault(id(p), name), tuple(p.shape), p.requires_grad))
@@ -158,7 +157,10 @@ def _of_mode(model: nn.Module, resolved: Resolved, training: bool) -> Reach:
     # Some weights have nothing to do in a short row: DeepSeek V4's compressors.
     never = _of_longer(model, _LONG, lambda n: _without_values(model, resolved, n, training)) if names else []
     by_row = tuple(name for name in names if name not in never)
-    return Reach(never, by_row, _run_by_length(model, resolved, training, ran))
+    try:
+        return Reach(never, by_row, _run_by_length(model, resolved, training, ran))
+    except Exception:  # whatever a model's own code raises at a longer row: what it runs there is not known
+        return Reach(never, by_row, unsure=True)
 
 
 def _of_longer(model: nn.Module, length: int, forward: Callable[[int], list[str]]) -> list[str]:
@@ -171,6 +173,12 @@ def _of_longer(model: nn.Module, length: int, forward: Callable[[int], list[str]
         return forward(config.get_text_config().max_position_embeddings // 2)
 
 
+def _longer(resolved: Resolved) -> int:
+    """Tokens of a row that is longer than a few, and not longer than the model's positions."""
+    most = limits_of(resolved.recipe, resolved.facts).rows
+    return _LONGER if most is None else min(_LONGER, most.tokens)
+
+
 def _run_by_length(model: nn.Module, resolved: Resolved, training: bool, ran: Counter[str]) -> tuple[str, ...]:
     """Names of modules that run another number of times in a longer row than in one where they ``ran`` so often (LED's
     embedding, once more where rows are not as long as its window's multiple). It is not looked for where every module
@@ -178,15 +186,7 @@ def _run_by_length(model: nn.Module, resolved: Resolved, training: bool, ran: Co
     if all(ran[name] == 1 for name, module in model.named_modules() if any(True for _ in module.parameters(False))):
         return ()
     longer: Counter[str] = Counter()
-
-    def forward(length: int) -> list[str]:
-        longer.clear()
-        return _without_values(model, resolved, length, training, longer)
-
-    try:
-        _of_longer(model, _LONGER, forward)
-    except Exception:  # as there: rows of this model have one length
-        return ()
+    _without_values(model, resolved, _longer(resolved), training, longer)
     return tuple(name for name, times in longer.items() if times != ran[name] and max(times, ran[name]) > 1)
 
 
@@ -253,6 +253,8 @@ def _with_values(
 def _windows(like: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
     """Random values of a tensor's shape and dtype in the memory of a row and a column: each row is the one before,
     moved by one. Tokens differ, and go to different experts."""
+    if not like.is_floating_point() or not like.numel():
+        return torch.zeros((), dtype=like.dtype).expand(like.shape)
     size = 1 + sum(length - 1 for length in like.shape)
     drawn = torch.randn(size, generator=draw).mul_(0.02).to(like.dtype)
     return drawn.as_strided(like.shape, (1,) * like.ndim)
@@ -300,7 +302,8 @@ def _sample(model: nn.Module, task: Task, config: Any, length: int) -> dict[str,
         end = getattr(config, "eos_token_id", None)  # classifiers of encoder-decoders read the state at the last one
         end = end[0] if isinstance(end, list) else end
         special = {value for key, value in config.to_dict().items() if "token" in key and isinstance(value, int)}
-        ids = [one for one in range(6, 70) if one not in special]  # experts take different ones
+        rows = min(70, getattr(config.get_text_config(), "vocab_size", 70))
+        ids = [one for one in range(6, rows) if one not in special] or [6]  # experts take different ones
         body = [ids[at % len(ids)] for at in range(length - 2)]
         sample = torch.tensor([[5, *body, 7 if end is None else end]])
         return {"input_ids": sample, "attention_mask": torch.ones_like(sample)} | _decoder(config)

@@ -6,7 +6,7 @@ model is checked before the first step (``toolkit/training/preflight.py``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,9 +139,12 @@ def known_notes(resolved: Resolved) -> list[str]:
 
 def dropped_layer_notes(resolved: Resolved) -> list[str]:
     """A note where layers that a model leaves out at random are kept (``model/load.py: keep_layers``)."""
-    facts = resolved.facts
-    found = {key: facts.value(key) for key in LAYERDROPS}
-    shares = [f"{key}: {share:g}" for key, share in found.items() if isinstance(share, int | float) and share > 0]
+    config = resolved.facts.config or {}
+    nested = [
+        ModelFacts(dict(one), None) for one in config.values() if isinstance(one, Mapping) and "model_type" in one
+    ]
+    found = [(key, part.value(key)) for part in (resolved.facts, *nested) for key in LAYERDROPS]
+    shares = [f"{key}: {share:g}" for key, share in found if isinstance(share, int | float) and share > 0]
     if resolved.world_size == 1 or not shares:
         return []
     return [
