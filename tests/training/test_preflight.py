@@ -25,7 +25,7 @@ from toolkit.model.padding import padding_note
 from toolkit.model.processor import load_tokenizer
 from toolkit.recipe.earlier import recipe_version
 from toolkit.recipe.limits import limits_of
-from toolkit.recipe.preflight import Check, check_known
+from toolkit.recipe.preflight import Check, check_known, dropped_layer_notes
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.tasks import task_of
@@ -455,3 +455,12 @@ def test_a_limit_is_where_the_model_ends(name: str, tiny_root: Path, tmp_path: P
     if limits.targets is not None:
         assert computes(8, limits.targets.tokens)
         assert not computes(8, limits.targets.tokens + 1)
+
+
+def test_layers_that_a_nested_config_leaves_out_are_named(tiny_root: Path) -> None:
+    """wav2vec 2's class leaves out a tenth."""
+    config = {"model_type": "speech-encoder-decoder", "encoder": {"model_type": "wav2vec2"},
+              "decoder": {"model_type": "bert"}}  # fmt: skip
+    recipe = recipe_dict(tiny_root, model={"config": config, "task": "speech-seq2seq"}, data={"format": "audio"})
+    [note] = dropped_layer_notes(resolved_from(recipe | {"strategy": {"name": "ddp"}}))
+    assert note.startswith("model: layerdrop: 0.1 in its config is taken for 0")
